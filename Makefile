@@ -1,0 +1,51 @@
+# make demo: the example programs on a small model.  make test: the whole suite.  make lint: ruff and mypy.
+#
+# All of it happens in .venv, which is made once and brought up to date when pyproject.toml or constraints.txt change.
+# pip picks the build of torch: a CPU build where an index or a folder offers one, else the platform's default. For
+# another one (a GPU's, say) run `make .venv/.made` and install torch 2.13.0 into .venv from where that build is; it is
+# then kept.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+MODEL := smollm2-135m
+
+.DELETE_ON_ERROR:
+.PHONY: demo test lint clean
+
+# The first run fetches the model (93 to 270 MB) and keeps it in the user's cache.
+demo: $(VENV)/.installed
+	$(PY) examples
+
+# Without a network the tests that need the model say why they were skipped; with CI set they fail instead.
+test: $(VENV)/.installed-dev
+	@$(PY) -m branchwise models fetch $(MODEL) || echo "going on without $(MODEL)" >&2
+	$(PY) -m pytest -m "slow or not slow"
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	rm -rf build && mkdir build
+	$(PY) -m build --wheel --no-isolation --outdir build/wheel . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	$(PIP) --no-deps --target build/typed/site build/wheel/branchwise-*.whl
+	printf '%s\n' 'import branchwise' 'from branchwise import *' 'reveal_type(branchwise.gen)' >build/typed/user.py
+	cd build/typed && MYPYPATH=site ../../$(VENV)/bin/mypy --config-file ../../pyproject.toml user.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "branchwise needs Python 3.11 or newer, and \
+	$(PYTHON) is `$(PYTHON) --version 2>&1`. Say which to use: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) torch==2.13.0
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable '.[dev]'
+	touch $@

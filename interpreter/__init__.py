@@ -1,0 +1,44 @@
+"""Running programs: states, forks and joins, over sessions that a backend opens."""
+
+from .branches import Branches
+from .errors import Cancelled, GenerationError, NoBackend, RunError, UnknownVariable
+from .run import Interpreter, function, set_default_backend
+from .scripted import Asked, Scripted
+from .session import (
+    Backend,
+    Cancel,
+    Completion,
+    Delta,
+    FinishReason,
+    Listener,
+    Segment,
+    Selection,
+    Session,
+    Usage,
+)
+from .state import State
+
+__all__ = [
+    "Asked",
+    "Backend",
+    "Branches",
+    "Cancel",
+    "Cancelled",
+    "Completion",
+    "Delta",
+    "FinishReason",
+    "GenerationError",
+    "Interpreter",
+    "Listener",
+    "NoBackend",
+    "RunError",
+    "Scripted",
+    "Segment",
+    "Selection",
+    "Session",
+    "State",
+    "UnknownVariable",
+    "Usage",
+    "function",
+    "set_default_backend",
+]

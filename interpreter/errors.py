@@ -1,0 +1,34 @@
+"""What can go wrong while a program runs."""
+
+from __future__ import annotations
+
+
+class RunError(Exception):
+    """A program could not do what it says; the base of the interpreter's errors."""
+
+
+class GenerationError(RunError):
+    """A call of a program failed where it was computed; the cause is chained."""
+
+
+class Cancelled(RunError):
+    """What is waited for was cancelled before it was done."""
+
+
+class UnknownVariable(RunError, KeyError):
+    """A variable is read that nothing has set, and that nothing queued will set."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show its repr
+
+
+class NoBackend(RunError):
+    """There is nothing to run a program on."""
+
+
+class ChatError(RunError):
+    """The model's chat template cannot say what the program says."""
+
+
+class ChatError(RunError):
+    """The model's chat template cannot say what the roles of a program say."""

@@ -1,0 +1,191 @@
+"""Sessions over the runtime in this process: where operations become tokens, and results text.
+
+The only file that knows both vocabularies, the program's and the runtime's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from branchwise import runtime
+from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text
+from branchwise.lang.choices import decide
+from branchwise.lang.options import checked_options
+from branchwise.lang.regex import normalize
+
+from .chat import ChatTemplate, Item, Loose, Turn, compose
+from .encode import Encoder, TokenStream
+from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Usage
+
+
+class Engine(runtime.Engine):
+    """A model in this process, ready to run programs."""
+
+    def __init__(
+        self, model: str | Path = "smollm2-135m", *, defaults: Mapping[str, object] | None = None, **options: Any
+    ) -> None:
+        """Load a model and start.
+
+        Args:
+            defaults: options of `gen` that hold where neither call, run nor function says otherwise.
+            options: see `runtime.Engine`.
+        """
+        self.defaults = checked_options("Engine(defaults=...)", defaults or {})
+        super().__init__(model, **options)
+        tokenizer = self.tokenizer
+        self.encoder = Encoder(tokenizer)
+        self.template = ChatTemplate(
+            tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+        )
+
+    def open_session(self) -> LocalSession:
+        """A new, empty conversation."""
+        return LocalSession(self, (), TokenStream(), ())
+
+
+class LocalSession:
+    """One conversation as items of text and what of them has become tokens already.
+
+    Between operations it holds no slots: its tokens are found in the tree again by the next one.
+    """
+
+    def __init__(self, engine: Engine, items: tuple[Item, ...], stream: TokenStream, path: tuple[int, ...]) -> None:
+        self._engine = engine
+        self._items = items
+        self._stream = stream
+        self._path = path  # which fork of which fork this is: branches with equal seeds draw differently
+        self._num_forks = 0
+
+    def append(self, segment: Segment) -> None:
+        match segment:
+            case Text(text, control):
+                last = self._last()
+                inside = isinstance(last, Turn) and last.open
+                plain = inside if control is None else not control
+                self._write(self._engine.encoder.escape(text) if plain else text)
+            case RoleBegin(role):
+                self._items = (*self._items, Turn(role, "", open=True))
+            case RoleEnd(role):
+                last = self._last()
+                assert isinstance(last, Turn) and last.open and last.role == role, f"{role} ends but {last} is open"
+                self._items = (*self._items[:-1], Turn(role, last.content, open=False))
+
+    def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
+        prompt = self.prompt()
+        params, count = generate_params(gen), gen.options.n or 1
+        results: list[runtime.Result | Exception | None] = [None] * count
+
+        def on_done(sample: int, result: runtime.Result | Exception) -> None:
+            results[sample] = result
+            if all(r is not None for r in results):
+                guarded(listener, lambda: listener.on_done(self._completed([r for r in results if r is not None])))
+
+        return self._engine.start(
+            prompt,
+            params,
+            n=count,
+            path=self._path,
+            on_delta=lambda sample, delta: listener.on_delta(Delta(delta.text, sample)),
+            on_done=on_done,
+        ).cancel
+
+    def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
+        prompt = self.prompt()
+        encoder = self._engine.encoder
+        texts = [encoder.escape(choice) for choice in select.choices]
+        tokens = [array("i", encoder.encode(text, at_start=False, bos=False)) for text in texts]
+
+        def on_done(scores: list[list[float]] | Exception) -> None:
+            guarded(listener, lambda: listener.on_done(self._selected(select, texts, tokens, scores)))
+
+        return self._engine.start_score(prompt, tokens, on_done=on_done).cancel
+
+    def fork(self, count: int) -> list[Session]:
+        first = self._num_forks
+        self._num_forks += count
+        return [
+            LocalSession(self._engine, self._items, self._stream, (*self._path, number))
+            for number in range(first, first + count)
+        ]
+
+    def close(self) -> None:
+        """Nothing to give back: what was computed is the cache's."""
+
+    def prompt(self) -> array[int]:
+        """The tokens of all that was written: the prompt of what comes next."""
+        text = compose(self._items, self._engine.template)
+        starts_with_turn = bool(self._items) and isinstance(self._items[0], Turn)
+        self._stream = self._stream.reach(text, self._engine.encoder, bos=not starts_with_turn)
+        return self._stream.tokens
+
+    def _completed(self, results: list[runtime.Result | Exception]) -> Completion:
+        """Go on with the first sample; raise the first failure."""
+        samples = []
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+            samples.append(completion(result))
+        first = results[0]
+        assert isinstance(first, runtime.Result)
+        escape = self._engine.encoder.escape
+        kept = escape(first.text.removesuffix(first.tail) if first.tail else first.text)
+        self._stream = self._stream.add(first.tokens, kept)
+        self._write(kept + escape(first.tail))
+        many = tuple(samples) if len(samples) > 1 else ()
+        return Completion(
+            samples[0].text, samples[0].finish_reason, samples[0].usage, samples[0].complete, samples=many
+        )
+
+    def _selected(
+        self, select: Select, texts: list[str], tokens: list[array[int]], scores: list[list[float]] | Exception
+    ) -> Selection:
+        """Go on with the winner; raise the failure."""
+        if isinstance(scores, Exception):
+            raise scores
+        index, totals = decide(select.method, scores)
+        self._stream = self._stream.add(tokens[index], texts[index])
+        self._write(texts[index])
+        return Selection(select.choices[index], index, totals)
+
+    def _write(self, text: str) -> None:
+        """Add escaped text to the open turn, or outside of the turns."""
+        last = self._last()
+        if isinstance(last, Turn) and last.open:
+            self._items = (*self._items[:-1], Turn(last.role, last.content + text, open=True))
+        elif isinstance(last, Loose):
+            self._items = (*self._items[:-1], Loose(last.text + text))
+        else:
+            self._items = (*self._items, Loose(text))
+
+    def _last(self) -> Item | None:
+        return self._items[-1] if self._items else None
+
+
+def generate_params(gen: Gen) -> runtime.GenerateParams:
+    """What the runtime is asked for a `Gen` whose options are filled."""
+    options = gen.options
+    given = {
+        name: value
+        for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "choices")
+        if (value := getattr(options, name)) is not None
+    }
+    if options.regex is not None:
+        given["regex"] = normalize(options.regex)
+    return runtime.GenerateParams(**given)
+
+
+def completion(result: runtime.Result) -> Completion:
+    """One sample, in the words of the interpreter."""
+    usage = Usage(result.prompt_tokens, result.hit_tokens, result.sampled_tokens)
+    return Completion(result.text, result.finish_reason, usage, result.complete)
+
+
+def guarded(listener: Listener[Any], report: Callable[[], None]) -> None:
+    """Run `report`; what it raises is the listener's failure."""
+    try:
+        report()
+    except Exception as error:
+        listener.on_failed(error)

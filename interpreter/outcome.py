@@ -1,0 +1,148 @@
+"""What becomes of one operation: its text while it grows, then a value or a failure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Condition, Lock
+from typing import Any
+
+from branchwise.lang import LangError
+
+from .errors import Cancelled, GenerationError
+from .session import Completion, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why something has no value: an error, and the call and the line of the program it belongs to."""
+
+    error: BaseException
+    call: str | None = None  # None: not a call's failure but the program's own; it is raised as it is
+    written_at: str | None = None
+
+    def exception(self) -> BaseException:
+        """An exception to raise: a fresh one for each reader, that names the call and is caused by the error."""
+        if isinstance(self.error, Cancelled):
+            return Cancelled(*self.error.args)
+        if self.call is None:
+            return self.error
+        fresh = self._named(f"{self.call}: {self.error}")
+        fresh.__cause__ = self.error
+        if self.written_at:
+            fresh.add_note(f"The call stands at {self.written_at}.")
+        return fresh
+
+    def _named(self, message: str) -> Exception:
+        if not isinstance(self.error, LangError):
+            return GenerationError(message)
+        fresh = copy.copy(self.error)
+        fresh.args = (str(self.error) if str(self.error).startswith(self.call or "") else message,)
+        return fresh
+
+
+def cancelled(why: str) -> Failure:
+    """The failure of what was stopped before it was done."""
+    return Failure(Cancelled(why))
+
+
+class Outcome:
+    """Set once, read by many: pieces of text, then a value or a failure. Any thread may read or set it."""
+
+    def __init__(self) -> None:
+        lock = Lock()
+        self._settled = Condition(lock)
+        self._grown = Condition(lock)  # apart, so that who waits for the value is not woken by every piece
+        self._pieces: list[str] = []
+        self._done = False
+        self._failure: Failure | None = None
+        self._value: Any = None
+        self._result: Completion | Selection | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Outcome:
+        """An outcome that is there already."""
+        outcome = cls()
+        outcome.succeed(value, str(value))
+        return outcome
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    @property
+    def failure(self) -> Failure | None:
+        return self._failure
+
+    def grow(self, piece: str) -> None:
+        """Add a piece of text; ignored once the outcome is settled."""
+        with self._grown:
+            if piece and not self._done:
+                self._pieces.append(piece)
+                self._grown.notify_all()
+
+    def succeed(self, value: Any, text: str, result: Completion | Selection | None = None) -> None:
+        """Settle on `value`. `text` is all of the text; what was not told in pieces is added. The first call counts."""
+        with self._grown:
+            if self._done:
+                return
+            told = "".join(self._pieces)
+            assert text.startswith(told), f"pieces {told!r} are not the beginning of the text {text!r}"
+            if text != told:
+                self._pieces.append(text[len(told) :])
+            self._value, self._result = value, result
+            self._settle()
+
+    def fail(self, failure: Failure) -> None:
+        """Settle on a failure; the pieces stay readable. The first call counts."""
+        with self._grown:
+            if not self._done:
+                self._failure = failure
+                self._settle()
+
+    def value(self) -> Any:
+        """Wait for the value, or raise the failure."""
+        with self._settled:
+            while not self._done:
+                self._settled.wait()
+        self._raise_failure()
+        return self._value
+
+    def result(self) -> Completion | Selection | None:
+        """Wait, and give what the backend said; None for a value that was set in Python."""
+        self.value()
+        return self._result
+
+    def text(self) -> str:
+        """Wait for the end of the text, and give all of it."""
+        self.value()
+        return "".join(self._pieces)
+
+    def text_so_far(self) -> str:
+        return "".join(self._pieces)
+
+    def pieces(self) -> Iterator[str]:
+        """All pieces from the first, each as soon as it is there; a failure is raised after the last."""
+        index = 0
+        while (piece := self._piece(index)) is not None:
+            yield piece
+            index += 1
+        self._raise_failure()
+
+    def _piece(self, index: int) -> str | None:
+        with self._grown:
+            while index >= len(self._pieces):
+                if self._done:
+                    return None
+                self._grown.wait()
+            return self._pieces[index]
+
+    def _settle(self) -> None:
+        self._done = True
+        self._settled.notify_all()
+        self._grown.notify_all()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure.exception()

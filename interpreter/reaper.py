@@ -1,0 +1,47 @@
+"""Clearing up behind states that nobody holds any more.
+
+A finaliser may run at any moment, on any thread, with any lock held. So it only puts what is to be
+done on a queue; one thread, shared by the process and started at the first state, does it.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Lock, Thread
+
+_log = logging.getLogger(__name__)
+
+
+class Reaper:
+    """Runs an action for each object that has gone, one after the other."""
+
+    def __init__(self) -> None:
+        self._actions: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = Lock()
+        self._thread: Thread | None = None
+
+    def watch(self, holder: object, action: Callable[[], None]) -> None:
+        """Run `action`, which must not hold `holder`, some time after `holder` has gone; not at exit."""
+        self._ensure_thread()
+        weakref.finalize(holder, self._actions.put, action).atexit = False
+
+    def _ensure_thread(self) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # not alive: the process was forked
+                self._thread = Thread(target=self._run, name="branchwise-reaper", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            action = self._actions.get()
+            try:
+                action()
+            except Exception:
+                _log.exception("a state that was dropped could not be given back")
+            del action  # it would hold what has gone until the next one goes
+
+
+REAPER = Reaper()

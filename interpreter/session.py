@@ -1,0 +1,108 @@
+"""The seam between programs and whatever computes their text.
+
+A backend opens sessions; a session is one append-only conversation. It takes operations of the
+language in order, computes nothing until it must, and can be forked at any point for nothing. No
+call of a session blocks: what takes time comes back through a `Stream`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+from branchwise.lang import Gen, GenOptions, RoleBegin, RoleEnd, Select, Text
+
+Segment: TypeAlias = Text | RoleBegin | RoleEnd
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of text that will not be taken back, of sample `sample` of its generation."""
+
+    text: str
+    sample: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one operation: its prompt, how many of those were found in the cache, and what it generated."""
+
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The result of a `Gen`. With `n > 1` this is the first sample, with which the session goes on."""
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage = Usage()
+    complete: bool = True  # False: cut off before its constraint was fulfilled
+    samples: tuple[Completion, ...] = ()  # all n of them, this one first; empty when n is 1
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The result of a `Select`: `choices[index]`, and a score for each choice, the higher the better."""
+
+    choice: str
+    index: int
+    scores: tuple[float, ...]
+    usage: Usage = Usage()
+
+
+R_contra = TypeVar("R_contra", contravariant=True)
+
+
+class Listener(Protocol[R_contra]):
+    """Who hears of one operation: deltas in order, then exactly one `on_done` or one `on_failed`.
+
+    Called on a thread of the backend that no computation waits for. Must not block.
+    """
+
+    def on_delta(self, delta: Delta) -> None: ...
+    def on_done(self, result: R_contra) -> None: ...
+    def on_failed(self, error: Exception) -> None: ...
+
+
+Cancel: TypeAlias = Callable[[], None]
+"""Stop an operation soon. Its listener then gets a completion with finish reason "cancelled" (a `Select` fails). Any
+thread, any number of times."""
+
+
+class Session(Protocol):
+    """One append-only conversation. Used by one thread at a time, one operation at a time."""
+
+    def append(self, segment: Segment) -> None:
+        """Add text or a role boundary; lazy, never blocks."""
+
+    def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
+        """Start generating and return at once. Every option of `gen` that has a default is filled."""
+
+    def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
+        """Start scoring the choices and return at once; the winner's text becomes part of the session."""
+
+    def fork(self, count: int) -> list[Session]:
+        """`count` sessions that go on from here: O(1) each, nothing sent or computed again."""
+
+    def close(self) -> None:
+        """Give back what the session holds. Its parent and its forks stay usable.
+
+        An operation may still be running if the thread that started it was interrupted while it did; it is
+        then cancelled.
+        """
+
+
+class Backend(Protocol):
+    """Whatever computes text."""
+
+    @property
+    def defaults(self) -> GenOptions:
+        """What holds for a generation where neither its call nor the run nor the function says anything."""
+
+    def open_session(self) -> Session:
+        """A new, empty conversation."""

@@ -1,0 +1,221 @@
+"""What a state says: text, roles and generated text in order, and its variables by name.
+
+All of it is known as soon as it is written, before anything has run: a generated text stands in its
+place as an `Outcome`. So forking copies references, and nobody needs to ask the backend what was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from threading import Condition
+from typing import Any, TypeAlias
+
+from branchwise.lang import Gen, LangError, Op, RoleBegin, RoleEnd, Select, Text, Var
+
+from .errors import UnknownVariable
+from .outcome import Failure, Outcome
+from .session import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A call that the backend answers, and where the user wrote it."""
+
+    op: Gen | Select
+    outcome: Outcome
+    written_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """The text of `source` is said again; `outcome` is that second saying."""
+
+    source: Outcome
+    outcome: Outcome
+
+
+Task: TypeAlias = Segment | Ask | Quote
+Entry: TypeAlias = Segment | Outcome
+
+
+class Transcript:
+    """Entries are only added, and their roles are balanced: an end has its begin, and none is inside another.
+
+    One thread writes; any thread reads. Who reads while a program on another thread still writes can
+    wait for what is not there yet: nothing more comes once `ended` is settled, with what the program
+    returned or with why it did not.
+    """
+
+    def __init__(self, origin: Transcript | None = None) -> None:
+        self.role: str | None = origin.role if origin else None
+        self.ended = Outcome()
+        self._entries: list[Entry] = list(origin._entries) if origin else []
+        self._variables: dict[str, Outcome] = dict(origin._variables) if origin else {}
+        self._changed = Condition()
+
+    def write(self, ops: Sequence[Op], written_at: str) -> list[Task]:
+        """Add operations, all or none, and give back what there is to do for them."""
+        self._check(ops)
+        with self._changed:
+            tasks = [self._add(op, written_at) for op in ops if op != Text("")]
+            self._changed.notify_all()
+        return tasks
+
+    def set(self, name: str, outcome: Outcome) -> None:
+        """Give the variable `name` a value, or another one."""
+        with self._changed:
+            self._variables[name] = outcome
+            self._changed.notify_all()
+
+    def end(self, returned: Any) -> None:
+        """The program has returned."""
+        self.ended.succeed(returned, "")
+        self._wake()
+
+    def end_with(self, failure: Failure) -> None:
+        """The program has failed."""
+        self.ended.fail(failure)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def find(self, name: str) -> Outcome:
+        """The variable `name`.
+
+        Raises:
+            UnknownVariable: nothing that is written sets it.
+        """
+        try:
+            return self._variables[name]
+        except KeyError:
+            raise UnknownVariable(self._unknown(name)) from None
+
+    def await_variable(self, name: str) -> Outcome:
+        """The variable `name`, as soon as the program that is still writing sets it."""
+        with self._changed:
+            while name not in self._variables and self._growing():
+                self._changed.wait()
+        if name not in self._variables:
+            self.ended.value()  # a program that failed says so, rather than what it did not get to
+        return self.find(name)
+
+    def names(self) -> list[str]:
+        return list(self._variables)
+
+    def text(self) -> str:
+        """Wait for all that is written, and give it as one text."""
+        return "".join(_text(entry) for entry in list(self._entries))
+
+    def text_so_far(self) -> str:
+        return "".join(e.text_so_far() if isinstance(e, Outcome) else _text(e) for e in list(self._entries))
+
+    def messages(self) -> list[dict[str, str]]:
+        """Wait for all that is written, and give it turn by turn; text outside of any role is not in a turn."""
+        messages: list[dict[str, str]] = []
+        inside = False
+        for entry in list(self._entries):
+            match entry:
+                case RoleBegin(role):
+                    messages.append({"role": role, "content": ""})
+                    inside = True
+                case RoleEnd():
+                    inside = False
+                case _:
+                    if inside:
+                        messages[-1]["content"] += _text(entry)
+        return messages
+
+    def pieces(self, *, until_ended: bool) -> Iterator[str]:
+        """The whole text from its start in pieces, each as soon as it is there.
+
+        It ends with what is written now, or, `until_ended`, when the program has ended.
+        """
+        limit = None if until_ended else len(self._entries)
+        index = 0
+        while (entry := self._entry(index, limit)) is not None:
+            if isinstance(entry, Outcome):
+                yield from entry.pieces()
+            elif text := _text(entry):
+                yield text
+            index += 1
+        if until_ended:
+            self.ended.value()
+
+    def _entry(self, index: int, limit: int | None) -> Entry | None:
+        if limit is not None:
+            return self._entries[index] if index < limit else None
+        with self._changed:
+            while index >= len(self._entries):
+                if not self._growing():
+                    return None
+                self._changed.wait()
+            return self._entries[index]
+
+    def _growing(self) -> bool:
+        return not self.ended.done
+
+    def _add(self, op: Op, written_at: str) -> Task:
+        match op:
+            case Text() | RoleBegin() | RoleEnd():
+                if not isinstance(op, Text):
+                    self.role = op.role if isinstance(op, RoleBegin) else None
+                self._entries.append(op)
+                return op
+            case Var(name):
+                quote = Quote(self.find(name), Outcome())
+                self._entries.append(quote.outcome)
+                return quote
+            case Gen() | Select():
+                ask = Ask(op, Outcome(), written_at)
+                self._entries.append(ask.outcome)
+                if op.name is not None:
+                    self._variables[op.name] = ask.outcome
+                return ask
+
+    def _check(self, ops: Sequence[Op]) -> None:
+        role = self.role
+        known = set(self._variables)
+        for op in ops:
+            match op:
+                case RoleBegin():
+                    role = _begun(op, role)
+                case RoleEnd():
+                    _check_end(op, role)
+                    role = None
+                case Var(name):
+                    if name not in known:
+                        raise UnknownVariable(self._unknown(name))
+                case Gen(name) | Select(name):
+                    known.update(() if name is None else (name,))
+                case Text():
+                    pass
+
+    def _unknown(self, name: Any) -> str:
+        known = ", ".join(f'"{known}"' for known in self._variables)
+        return f'there is no variable "{name}". ' + (f"Known: {known}." if known else "None is set so far.")
+
+
+def _begun(op: RoleBegin, role: str | None) -> str:
+    if role is not None:
+        raise LangError(f"{op.role}_begin() inside the turn of {role}. End that first with {role}_end().")
+    return op.role
+
+
+def _check_end(op: RoleEnd, role: str | None) -> None:
+    if role is None:
+        raise LangError(f"{op.role}_end() without {op.role}_begin().")
+    if role != op.role:
+        raise LangError(f"{op.role}_end() inside the turn of {role}. Write {role}_end().")
+
+
+def _text(entry: Entry) -> str:
+    match entry:
+        case Outcome():
+            return entry.text()
+        case Text(text):
+            return text
+        case RoleBegin() | RoleEnd():
+            return ""

@@ -1,0 +1,183 @@
+"""The verbs of a program. Each gives back an operation to append to a state, and does nothing else.
+
+Options are checked here, where the user wrote them, and every error begins with the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Never
+
+from .checks import choices as checked_choices
+from .checks import nearest, shown
+from .errors import CallError, ConstraintError, OptionError
+from .ops import CHOICES_METHODS, ChoicesMethod, Concat, Expr, Gen, RoleBegin, RoleEnd, Select, Text, call_text, flatten
+from .options import OPTION_NAMES, checked_options
+from .regex import normalize
+
+
+def gen(
+    name: str | None = None,
+    *positional: Never,
+    max_tokens: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    seed: int | None = None,
+    n: int | None = None,
+    ignore_eos: bool | None = None,
+    regex: str | None = None,
+    choices: Iterable[str] | None = None,
+    **unknown: Never,
+) -> Gen:
+    """Generate text, and keep it as the variable `name` if there is one.
+
+    An option that is not given is taken from the run, else from the function, else from the backend.
+
+    Args:
+        max_tokens: at most so many tokens; 256 if nobody says otherwise.
+        stop: end before this text, or before the first of several to come; it is not part of the result.
+        temperature: 0 takes the likeliest token each time; 1 samples as the model says.
+        top_p: sample among the likeliest tokens that together have this probability.
+        top_k: sample among so many likeliest tokens; -1 turns it off.
+        seed: makes sampling repeatable.
+        n: draw so many samples; the variable is then a list of them, and the state goes on with the first.
+        ignore_eos: go on where the model would end.
+        regex: the whole text must match this pattern.
+        choices: the text must be one of these; of equal ones the first counts. To compare their likelihoods
+            instead of sampling one, use `select`.
+    """
+    call = _checked_call("gen", name)
+    if positional:
+        raise CallError(f"{_with(call, repr(positional[0]))}: options are given by name. Write max_tokens=...")
+    _refuse_unknown(call, unknown, OPTION_NAMES)
+    given = {
+        "max_tokens": max_tokens,
+        "stop": stop,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "n": n,
+        "ignore_eos": ignore_eos,
+        "regex": regex,
+        "choices": choices,
+    }
+    options = checked_options(call, given)
+    if options.regex is not None and options.choices is not None:
+        raise OptionError(f"{call}: regex and choices are both given, and only one can say what the text must be.")
+    if options.regex is not None:
+        _check_regex(call, options.regex)
+    return Gen(name, options)
+
+
+def select(
+    name: str | None = None,
+    choices: Iterable[str] | None = None,
+    *positional: Never,
+    choices_method: ChoicesMethod = "token_length_normalized",
+    **unknown: Never,
+) -> Select:
+    """Append the likeliest of `choices`, and keep it as the variable `name` if there is one.
+
+    Args:
+        choices: at least one text, none empty; of equal ones the first counts.
+        choices_method: the rule that decides: see `branchwise.lang.choices`.
+    """
+    call = _checked_call("select", name)
+    if positional:
+        raise CallError(f"{call}: takes a name and choices, got {len(positional)} more. Options are given by name.")
+    _refuse_unknown(call, unknown, ("choices", "choices_method"))
+    if choices is None:
+        raise CallError(f'{call}: choices are missing. Write select("name", ["yes", "no"]).')
+    if choices_method not in CHOICES_METHODS:
+        raise OptionError(
+            f"{call}: choices_method must be one of {', '.join(CHOICES_METHODS)}, got {choices_method!r}."
+        )
+    return Select(name, checked_choices(choices, f"{call}: choices"), choices_method)
+
+
+def text(value: str) -> Text:
+    """Text that is only text: the spelling of a control token in it means nothing. For what others wrote."""
+    if not isinstance(value, str):
+        raise OptionError(f"text(): the value must be a string, got {shown(value)}.")
+    return Text(value, control=False)
+
+
+def role(name: str, expr: Expr | str) -> Concat:
+    """`expr` as a whole turn of the role `name`; `system`, `user` and `assistant` have verbs of their own."""
+    if not isinstance(name, str) or not name:
+        raise OptionError(f"role(): the name must be a string that is not empty, got {shown(name)}.")
+    return Concat((RoleBegin(name), *flatten(expr), RoleEnd(name)))
+
+
+def system(expr: Expr | str) -> Concat:
+    """`expr` as the system's turn."""
+    return role("system", expr)
+
+
+def user(expr: Expr | str) -> Concat:
+    """`expr` as the user's turn."""
+    return role("user", expr)
+
+
+def assistant(expr: Expr | str) -> Concat:
+    """`expr` as the assistant's turn."""
+    return role("assistant", expr)
+
+
+def system_begin() -> RoleBegin:
+    """The system's turn begins."""
+    return RoleBegin("system")
+
+
+def system_end() -> RoleEnd:
+    """The system's turn ends."""
+    return RoleEnd("system")
+
+
+def user_begin() -> RoleBegin:
+    """The user's turn begins."""
+    return RoleBegin("user")
+
+
+def user_end() -> RoleEnd:
+    """The user's turn ends."""
+    return RoleEnd("user")
+
+
+def assistant_begin() -> RoleBegin:
+    """The assistant's turn begins."""
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> RoleEnd:
+    """The assistant's turn ends."""
+    return RoleEnd("assistant")
+
+
+def _checked_call(verb: str, name: object) -> str:
+    if name is not None and not isinstance(name, str):
+        raise OptionError(f"{verb}(): the name must be a string, got {shown(name)}.")
+    if name == "":
+        raise OptionError(f'{verb}(""): the name is empty. Leave it out if the text needs no name.')
+    return call_text(verb, name)
+
+
+def _refuse_unknown(call: str, unknown: Iterable[str], known: Iterable[str]) -> None:
+    for name in unknown:
+        raise CallError(f"{call}: there is no option {name}. {nearest(name, known)}")
+
+
+def _check_regex(call: str, pattern: str) -> None:
+    try:
+        normalize(pattern)
+    except ConstraintError as error:
+        written = f'regex="{pattern}"'
+        raise ConstraintError(f"{_with(call, written)}: {error}") from error
+
+
+def _with(call: str, argument: str) -> str:
+    """`call` with one more argument: `gen("x")` becomes `gen("x", 32)`."""
+    return f"{call[:-1]}{'' if call.endswith('()') else ', '}{argument})"

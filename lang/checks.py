@@ -1,0 +1,130 @@
+"""What value an option may have.
+
+A check gets a value as the user wrote it and the place it was written (`gen("age"): max_tokens`). It
+gives back the value to keep, or raises `OptionError` with that place in front.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import operator
+from collections.abc import Iterable
+from typing import SupportsIndex
+
+from .errors import OptionError
+
+
+def whole_number(value: object, where: str, *, least: int, hint: str = "") -> int:
+    """A whole number of at least `least`; anything that Python accepts as an index, but no bool."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise OptionError(f"{where} must be a whole number, got {shown(value)}.")
+    number = operator.index(value)
+    if number < least:
+        raise OptionError(f"{where} must be at least {least}, got {number}.{hint}")
+    return number
+
+
+def real_number(value: object, where: str) -> float:
+    """A finite number that is not a bool."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise OptionError(f"{where} must be a number, got {shown(value)}.")
+    number = float(value)
+    if not math.isfinite(number):
+        raise OptionError(f"{where} must be finite, got {number}.")
+    return number
+
+
+def max_tokens(value: object, where: str) -> int:
+    return whole_number(value, where, least=1, hint=" To score given text, use select().")
+
+
+def sample_count(value: object, where: str) -> int:
+    return whole_number(value, where, least=1)
+
+
+def seed(value: object, where: str) -> int:
+    """A whole number that fits 63 bits, so that every backend can pass it on."""
+    number = whole_number(value, where, least=0)
+    if number >= 2**63:
+        raise OptionError(f"{where} must be below 2**63, got {number}.")
+    return number
+
+
+def temperature(value: object, where: str) -> float:
+    number = real_number(value, where)
+    if number < 0:
+        raise OptionError(f"{where} must be at least 0, got {number}. 0 takes the likeliest token each time.")
+    return number
+
+
+def top_p(value: object, where: str) -> float:
+    number = real_number(value, where)
+    if not 0 < number <= 1:
+        raise OptionError(f"{where} must be above 0 and at most 1, got {number}. 1 turns it off.")
+    return number
+
+
+def top_k(value: object, where: str) -> int:
+    """At least 1, or -1 for off."""
+    number = whole_number(value, where, least=-1)
+    if number == 0 or number < -1:
+        raise OptionError(f"{where} must be at least 1, or -1 for off, got {number}.")
+    return number
+
+
+def flag(value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{where} must be True or False, got {shown(value)}.")
+    return value
+
+
+def string(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise OptionError(f"{where} must be a string, got {shown(value)}.")
+    return value
+
+
+def stop(value: object, where: str) -> tuple[str, ...]:
+    """One string or several; none is none, and the empty string, which is found in every text, is refused."""
+    texts = (value,) if isinstance(value, str) else strings(value, where)
+    if "" in texts:
+        raise OptionError(f"{where} holds an empty string, which every text contains. Write None or [] for no stop.")
+    return texts
+
+
+def choices(value: object, where: str) -> tuple[str, ...]:
+    """At least one string, none empty; of equal ones the first is kept."""
+    if isinstance(value, str):
+        raise OptionError(f"{where} must be a list of strings, got the string {value!r}. Write [{value!r}].")
+    texts = tuple(dict.fromkeys(strings(value, where)))
+    if not texts:
+        raise OptionError(f"{where} must hold at least one string, got none.")
+    if "" in texts:
+        raise OptionError(f"{where} holds an empty string, which has no token to compare. Leave it out.")
+    return texts
+
+
+def strings(value: object, where: str) -> tuple[str, ...]:
+    """Any iterable of strings, in its order."""
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        raise OptionError(f"{where} must be a list of strings, got {shown(value)}.")
+    items = tuple(value)
+    for index, item in enumerate(items):
+        if not isinstance(item, str):
+            raise OptionError(f"{where}[{index}] must be a string, got {shown(item)}. Write str(...) around it.")
+    return items
+
+
+def shown(value: object) -> str:
+    """`value` as an error shows it: with its type, and short."""
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the one of `known` most like `name`, or lists them all."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names)}."

@@ -1,0 +1,68 @@
+"""How a `gen` should be done: checked when written, merged with defaults when run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import checks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenOptions:
+    """Options of one generation. None means not given: a default of the run, then of the function, fills it."""
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    n: int | None = None
+    ignore_eos: bool | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] | None = None
+
+    def over(self, defaults: GenOptions) -> GenOptions:
+        """These options, with `defaults` where they say nothing."""
+        given = {f.name: v for f in dataclasses.fields(self) if (v := getattr(self, f.name)) is not None}
+        return dataclasses.replace(defaults, **given)
+
+    def filled(self) -> GenOptions:
+        """These options as a backend gets them: `FALLBACK` where nothing is said, None for a `top_k` that is off."""
+        options = self.over(FALLBACK)
+        return dataclasses.replace(options, top_k=None) if options.top_k == -1 else options
+
+
+FALLBACK = GenOptions(max_tokens=256, stop=(), temperature=1.0, top_p=1.0, n=1, ignore_eos=False)
+"""What holds where nobody says anything: call, run, function and backend are asked first, in this order."""
+
+_CHECKS: Mapping[str, Callable[[object, str], Any]] = {
+    "max_tokens": checks.max_tokens,
+    "stop": checks.stop,
+    "temperature": checks.temperature,
+    "top_p": checks.top_p,
+    "top_k": checks.top_k,
+    "seed": checks.seed,
+    "n": checks.sample_count,
+    "ignore_eos": checks.flag,
+    "regex": checks.string,
+    "choices": checks.choices,
+}
+
+OPTION_NAMES: tuple[str, ...] = tuple(_CHECKS)
+
+DEFAULT_NAMES: tuple[str, ...] = tuple(name for name in _CHECKS if name not in ("n", "regex", "choices"))
+"""What a run or a function may set for all its gens; the others say what one gen is, so they belong to its call."""
+
+
+def checked_options(call: str, given: Mapping[str, object]) -> GenOptions:
+    """The options of `call` (`gen("age")`), every value checked; None counts as not given.
+
+    Raises:
+        OptionError: a value its option cannot have, with `call` in front.
+    """
+    kept = {name: _CHECKS[name](value, f"{call}: {name}") for name, value in given.items() if value is not None}
+    return GenOptions(**kept)

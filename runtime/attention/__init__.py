@@ -1,0 +1,112 @@
+"""Attention over the tree: what a backend is given, and what it answers.
+
+The scheduler's layout becomes index arrays once a step (`AttnBatch`); a backend plans once a step
+and then answers layer by layer. It never sees the tree.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..layout import NO_SLOT, Layout
+
+
+@dataclass(frozen=True, slots=True)
+class AttnSpec:
+    """How one kind of layer attends."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None  # keys a row sees, itself included; None: all before it
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Groups of rows and, for each, the slots it attends to; int32, contiguous, on the CPU.
+
+    Rows [qo_indptr[g], qo_indptr[g + 1]) of the step attend to kv_indices[kv_indptr[g] : kv_indptr[g + 1]]; all of
+    them if not `causal`, else aligned to the right: the last row sees all, the one before it one fewer.
+    """
+
+    qo_indptr: Tensor      # [G + 1]
+    kv_indptr: Tensor      # [G + 1], in pages (a page is one slot)
+    kv_indices: Tensor     # [kv_indptr[-1]]
+    last_page_len: Tensor  # [G], 1 where the group has a page, 0 where not
+    causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttnBatch:
+    """One step. Partial results of the levels are merged; the last level holds each segment's own rows."""
+
+    levels: tuple[Level, ...]
+    flat: Level            # the same step in one level: each segment with its whole path
+    write_slots: Tensor    # int64 [T] on the device
+    num_rows: int
+
+
+class Attention(Protocol):
+    """A way to compute attention. K and V of the step are in the pool before `forward`."""
+
+    def plan(self, batch: AttnBatch, specs: Sequence[AttnSpec]) -> None:
+        """Prepare a step; `specs` has one entry a layer."""
+
+    def forward(self, layer: int, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> Tensor:
+        """The attention of one layer.
+
+        Args:
+            q: [T, H, D], positions applied, not scaled.
+            k_pool, v_pool: [num_slots + 1, K, D].
+
+        Returns:
+            [T, H, D].
+        """
+
+    def partial(self, level: Level, layer: int, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> tuple[Tensor, Tensor]:
+        """One level alone: its output [T, H, D] and the natural log-sum-exp of its scores, float32 [T, H]."""
+
+
+def attn_batch(layout: Layout, scratch: int, device: torch.device) -> AttnBatch:
+    """The index arrays of a step. Rows that write nothing name slot `scratch`."""
+    qo, kv, indices = array("i", [0]), array("i", [0]), array("i")
+    for segment in layout.segments:
+        for span in segment.path:
+            indices.extend(span.slots)
+        qo.append(segment.first_row + segment.num_rows)
+        kv.append(len(indices))
+    ones = torch.ones(len(layout.segments), dtype=torch.int32)
+    flat = Level(int32(qo), int32(kv), int32(indices), ones, causal=True)
+    slots = int32(layout.write_slots).to(torch.int64)
+    return AttnBatch((flat,), flat, torch.where(slots == NO_SLOT, scratch, slots).to(device), len(layout.tokens))
+
+
+def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Join attention over two disjoint sets of keys.
+
+    The exact identity softmax(a ++ b) = weighted sum by exp(log-sum-exp), as in Flash-Decoding.
+
+    Args:
+        out, other: [T, H, D].
+        lse, other_lse: [T, H] float32, natural; -inf where there was no key.
+    """
+    top = torch.maximum(lse, other_lse)
+    top = torch.where(top == -torch.inf, 0.0, top)
+    a, b = torch.exp(lse - top), torch.exp(other_lse - top)
+    total = a + b
+    safe = torch.where(total == 0, 1.0, total)
+    mixed = (out * (a / safe)[..., None] + other * (b / safe)[..., None]).to(out.dtype)
+    return mixed, torch.log(total) + top
+
+
+def int32(values: array[int]) -> Tensor:
+    """A CPU tensor of its own with the values of an `array("i")`."""
+    return torch.frombuffer(values, dtype=torch.int32).clone() if values else torch.empty(0, dtype=torch.int32)

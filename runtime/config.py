@@ -1,0 +1,96 @@
+"""How an engine is set up: checked once, when it is made."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from .errors import EngineError, RequestError
+
+MEMORY_SHARE = 0.3
+"""Share of the free memory that `num_slots="auto"` takes for keys and values."""
+
+MOST_AUTO_SLOTS = 1 << 18
+"""More than this many slots are only made when asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Options of an engine.
+
+    device: where the model runs, as torch names it; None takes a GPU if there is one.
+    dtype: of weights, keys and values; "auto" is float32 on a CPU and the checkpoint's own kind of 16 bits on a GPU.
+    num_slots: tokens whose keys and values fit in the cache; "auto" goes by free memory.
+    max_step_tokens: rows of one forward pass at most; longer prompts are computed in chunks.
+    max_running: requests that take part in one step at most.
+    context_length: positions at most; None takes the model's own.
+    seed: makes requests without a seed of their own reproducible, given the same order of calls.
+    """
+
+    device: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    num_slots: int | Literal["auto"] = "auto"
+    max_step_tokens: int = 512
+    max_running: int = 256
+    context_length: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_slots", "max_step_tokens", "max_running", "context_length"):
+            value = getattr(self, name)
+            if value in (None, "auto"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise RequestError(f"Engine: {name} must be a positive integer, got {value!r}.")
+        if self.max_running > self.max_step_tokens:
+            raise RequestError(
+                f"Engine: max_running ({self.max_running}) must not exceed max_step_tokens ({self.max_step_tokens}): "
+                "every running request computes a token a step."
+            )
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise RequestError(f"Engine: dtype must be auto, float32, bfloat16 or float16, got {self.dtype!r}.")
+
+    def torch_device(self) -> torch.device:
+        """The device, checked to be there."""
+        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(name)
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise EngineError(f"Engine: device {name!r} cannot be used: {error}") from error
+        return device
+
+    def torch_dtype(self, device: torch.device) -> torch.dtype:
+        if self.dtype != "auto":
+            dtype: torch.dtype = getattr(torch, self.dtype)
+            return dtype
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def auto_num_slots(slot_bytes: int, context_length: int, device: torch.device) -> int:
+    """Slots that fit in a share of the free memory, and at least one full context.
+
+    Args:
+        slot_bytes: bytes of one token's keys and values in all layers.
+    """
+    fitting = int(_free_bytes(device) * MEMORY_SHARE) // slot_bytes
+    return max(min(fitting, MOST_AUTO_SLOTS), min(context_length, 2048))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([free, *_cgroup_room()])
+
+
+def _cgroup_room() -> list[int]:
+    """What a container's limit leaves, if there is one."""
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
+            return [int(limit.read()) - int(used.read())]
+    except (OSError, ValueError):  # no such limit
+        return []

@@ -1,0 +1,179 @@
+"""Constraints: which tokens may come next, so that a text is one that its specification describes.
+
+A specification is compiled for one vocabulary, off the caller's thread and once, into a constraint
+that all sequences share; each holds a small state of its own. Logits and sampling are not known here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, assert_never
+
+import torch
+
+from ..errors import ConstraintError, EngineClosed
+from .estimate import Budget
+from .outlines import compile_regex
+from .pattern import escape
+from .vocab import Vocab
+
+__all__ = ["Budget", "Choices", "Compiler", "Constraint", "Regex", "Spec", "State", "Vocab"]
+
+MAX_ENTRIES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """Texts that match `pattern` as a whole, in Rust's syntax without anchors."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """One of `texts`; their order makes no difference."""
+
+    texts: tuple[str, ...]
+
+
+Spec: TypeAlias = Regex | Choices
+
+
+class State(Protocol):
+    """One sequence's place in a constraint; for one thread at a time."""
+
+    @property
+    def is_complete(self) -> bool:
+        """The text so far is one of the language: an end token is allowed."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing but an end token is allowed: stop without a pass."""
+        ...
+
+    def mask(self) -> torch.Tensor:
+        """[vocab_size] bool, the ids that `advance` would take; shared between sequences, never to be written to."""
+        ...
+
+    def advance(self, token: int) -> bool:
+        """Append `token`; False if it is not allowed, and then nothing has changed. An end token ends the text."""
+        ...
+
+    def fork(self) -> State:
+        """A second sequence at the same place."""
+        ...
+
+
+class Constraint(Protocol):
+    """A compiled specification; immutable as far as anyone can tell, and shared."""
+
+    @property
+    def exact(self) -> bool:
+        """Every text it lets through is of the specification's language."""
+        ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory it holds."""
+        ...
+
+    def start(self) -> State: ...
+
+
+class Compiler:
+    """Compiles on a thread of its own; every specification once, as long as its constraint is kept.
+
+    Failures are kept too. Constraints are dropped, least recently asked for first, when together they
+    hold more than `max_bytes`; those in use live on, and the newest is always kept.
+    """
+
+    def __init__(self, vocab: Vocab, *, budget: Budget | None = None, max_bytes: int = 256 << 20) -> None:
+        self.vocab = vocab
+        self._budget = budget or Budget()
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._closed = False
+        self._compiled: OrderedDict[Spec, Future[Constraint]] = OrderedDict()
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="branchwise-compile")
+
+    def compile(self, spec: Spec) -> Future[Constraint]:
+        """The constraint for `spec`, soon; it cannot be cancelled, as others may wait for it.
+
+        The future raises `ConstraintError` if `spec` cannot be compiled, `EngineClosed` if it no longer will be.
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineClosed("the compiler is closed; it takes no more constraints.")
+            if spec not in self._compiled:
+                future: Future[Constraint] = Future()
+                future.set_running_or_notify_cancel()
+                self._compiled[spec] = future
+                self._pool.submit(self._run, spec, future)
+            self._compiled.move_to_end(spec)
+            return self._compiled[spec]
+
+    def close(self) -> None:
+        """Give up what is waiting; a compilation that has begun ends by itself."""
+        with self._lock:
+            self._closed = True
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            futures = list(self._compiled.values())
+            self._compiled.clear()
+        for future in futures:
+            _settle(future, EngineClosed("the compiler was closed before the constraint was compiled."))
+
+    def _run(self, spec: Spec, future: Future[Constraint]) -> None:
+        result: Constraint | BaseException
+        try:
+            result = _compile(spec, self.vocab, self._budget)
+        except BaseException as error:  # whatever it is, it belongs to those who wait for this constraint
+            result = error
+        _settle(future, result)
+        with self._lock:
+            self._evict()
+
+    def _evict(self) -> None:
+        held = {spec: _held(future) for spec, future in self._compiled.items() if future.done()}
+        total = sum(held.values())
+        for spec in list(held)[:-1]:
+            if total <= self._max_bytes and len(self._compiled) <= MAX_ENTRIES:
+                return
+            del self._compiled[spec]
+            total -= held[spec]
+
+
+def _settle(future: Future[Constraint], result: Constraint | BaseException) -> None:
+    """Answer those who wait, unless they were answered before; what they do then runs here, so hold no lock."""
+    with suppress(InvalidStateError):
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+
+def _held(future: Future[Constraint]) -> int:
+    return 0 if future.exception() else future.result().nbytes
+
+
+def _compile(spec: Spec, vocab: Vocab, budget: Budget) -> Constraint:
+    match spec:
+        case Regex(pattern):
+            return compile_regex(pattern, vocab, budget)
+        case Choices(texts):
+            if not texts:
+                raise ConstraintError("there are no choices to choose from.")
+            for text in texts:
+                if not vocab.can_spell(text):
+                    raise ConstraintError(f"this vocabulary cannot spell the choice {text!r}.")
+            longest_first = sorted(set(texts), key=len, reverse=True)
+            return compile_regex("|".join(map(escape, longest_first)), vocab, budget)
+        case _:
+            assert_never(spec)

@@ -1,0 +1,105 @@
+"""The vocabulary as constraints see it: what each token spells, and which tokens end a text.
+
+Control tokens spell nothing: a pattern that holds their names is satisfied by ordinary tokens alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import torch
+from outlines_core import Vocabulary
+
+from .pattern import FENCE
+
+# No token may hold the first byte of the fence's characters, or it could step over the fence.
+FENCE_BYTE = 0xF4
+
+
+class Vocab:
+    """Tokens by id as bytes; b"" is a token that no text needs. An id is usable, an end, or neither."""
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        special_ids: Iterable[int],
+        eos_ids: Iterable[int],
+        *,
+        size: int | None = None,
+    ) -> None:
+        """`size` is the number of ids the model has logits for, if it is not that of `token_bytes`."""
+        self.size = len(token_bytes) if size is None else size
+        self.eos_ids = tuple(sorted({token for token in eos_ids if 0 <= token < self.size}))
+        never = {*special_ids, *self.eos_ids}
+        known = [b"" if token in never else spelled for token, spelled in enumerate(token_bytes[: self.size])]
+        self.token_bytes: list[bytes] = known + [b""] * (self.size - len(known))
+
+    @property
+    def opening(self) -> int:
+        """The id of the fence before a text; like `closing` and `unused`, it lies past the model's ids."""
+        return self.size
+
+    @property
+    def closing(self) -> int:
+        return self.size + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for vocabularies that a constraint cannot tell apart."""
+        digest = hashlib.sha256(repr((self.size, self.eos_ids)).encode())
+        for spelled in self.token_bytes:
+            digest.update(len(spelled).to_bytes(4, "little") + spelled)
+        return digest.hexdigest()
+
+    @cached_property
+    def spellings(self) -> dict[bytes, list[int]]:
+        """Every usable spelling, with all the ids that share it."""
+        spellings: dict[bytes, list[int]] = {}
+        for token, spelled in enumerate(self.token_bytes):
+            if spelled and FENCE_BYTE not in spelled:
+                spellings.setdefault(spelled, []).append(token)
+        return spellings
+
+    def count_first_bytes(self, alphabet: int) -> list[int]:
+        """How many tokens begin with each byte, of those spelled in `alphabet` alone: the bytes whose bit is set."""
+        first, held = self._byte_table
+        words = torch.tensor([_word(alphabet, number) for number in range(4)])
+        inside = ((held & ~words) == 0).all(dim=1)
+        counts: list[int] = torch.bincount(first[inside], minlength=256).tolist()
+        return counts
+
+    @cached_property
+    def _byte_table(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """For T usable tokens, [T] int64 the first byte, and [T, 4] int64 the set of all bytes as bits."""
+        tokens = [
+            (spelled[0], sum(1 << byte for byte in set(spelled)))
+            for spelled, ids in self.spellings.items()
+            for _ in ids
+        ]
+        first = torch.tensor([byte for byte, _ in tokens], dtype=torch.int64)
+        held = torch.tensor([[_word(held, number) for number in range(4)] for _, held in tokens], dtype=torch.int64)
+        return first, held.reshape(-1, 4)
+
+    @cached_property
+    def fenced(self) -> Vocabulary:
+        """The compiling library's vocabulary, with the two characters of the fence as tokens of their own."""
+        fence = {FENCE[0].encode(): [self.opening], FENCE[1].encode(): [self.closing]}
+        unused = self.size + 2  # the library wants an end token; after the closing fence nobody looks for it
+        return Vocabulary(unused, {**self.spellings, **fence})
+
+    def can_spell(self, text: str) -> bool:
+        """Whether some sequence of tokens is exactly `text`."""
+        data, longest = text.encode(), max(map(len, self.spellings), default=0)
+        reached = [True] + [False] * len(data)
+        for end in range(1, len(data) + 1):
+            starts = range(max(0, end - longest), end)
+            reached[end] = any(reached[start] and data[start:end] in self.spellings for start in starts)
+        return reached[-1]
+
+
+def _word(bits: int, number: int) -> int:
+    """The 64 bits of `bits` from 64 x `number` on, as the signed integer a tensor holds."""
+    word = bits >> 64 * number & 0xFFFF_FFFF_FFFF_FFFF
+    return word - (1 << 64) if word >> 63 else word

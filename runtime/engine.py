@@ -1,0 +1,378 @@
+"""The face of the runtime: a model, its cache, and a thread that computes.
+
+    engine = Engine("smollm2-135m")
+    print(engine.generate("The capital of France is", max_tokens=8).text)
+
+Prompts and results are tokens or text; requests that share a prefix share its keys and values, on
+their own. Nothing here knows a program: see `branchwise.function` for that.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar, overload
+
+from .attention.reference import ReferenceAttention
+from .config import EngineConfig, auto_num_slots
+from .constrain import Choices, Compiler, Constraint, Regex
+from .constrain.vocab import Vocab
+from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
+from .kv import KVPool, bytes_per_slot
+from .loop import Ask, Cancel, StepLoop, Submit
+from .model.transformers import TransformersModel
+from .models import resolve
+from .request import Delta, Request, Result
+from .sampling import SamplingParams
+from .scheduler import Scheduler
+from .slots import SlotPool
+from .stats import Stats
+from .text import StopMatcher
+from .tokenizer import Tokenizer
+from .tree import RadixTree
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateParams:
+    """How one generation is done.
+
+    max_tokens: tokens to sample at most.
+    temperature: 0 takes the likeliest token; 1 draws from the model's own distribution.
+    top_p, top_k: draw from the likeliest tokens only: as many as reach this probability, and at most so many.
+    seed: the same seed, prompt and options give the same text, whoever else is computed beside it.
+    stop: the text ends before the first of these strings.
+    ignore_eos: do not stop at the model's end tokens.
+    regex, choices: what the whole text must be; at most one of the two.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    regex: str | None = None
+    choices: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.max_tokens >= 1:
+            raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens!r}. To score given text, use score().")
+        if not 0 <= self.temperature < float("inf"):
+            raise RequestError(f"temperature must be 0 or more, got {self.temperature!r}.")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p must be in (0, 1], got {self.top_p!r}.")
+        if self.top_k is not None and not self.top_k >= 1:
+            raise RequestError(f"top_k must be at least 1, got {self.top_k!r}; None turns it off.")
+        if self.regex is not None and self.choices is not None:
+            raise RequestError("regex and choices exclude each other.")
+
+    def constraint(self) -> Regex | Choices | None:
+        if self.regex is not None:
+            return Regex(self.regex)
+        return Choices(tuple(self.choices)) if self.choices is not None else None
+
+
+class Handle:
+    """Something that was started. `cancel` may be called from any thread, at any time, any number of times."""
+
+    def __init__(self, loop: StepLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._requests: tuple[Request, ...] = ()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Stop soon; callbacks get what was generated so far, with finish reason "cancelled"."""
+        with self._lock:
+            self._cancelled = True
+            self._post_cancel()
+
+    def _submit(self, requests: tuple[Request, ...]) -> None:
+        with self._lock:
+            self._requests = requests
+            self._loop.post(Submit(requests))
+            if self._cancelled:
+                self._post_cancel()
+
+    def _post_cancel(self) -> None:
+        try:
+            self._loop.post(Cancel(self._requests))
+        except EngineClosed:
+            pass  # closing ended the requests already
+
+
+class Engine:
+    """A model that computes every prefix once. Any thread may use it; close it, or let it go, when done."""
+
+    def __init__(self, model: str | Path = "smollm2-135m", **options: Any) -> None:
+        """Load a model and start.
+
+        Args:
+            model: a known name (`branchwise models` lists them), a folder, or "org/name" on the Hugging Face hub.
+            options: see `EngineConfig`.
+
+        Raises:
+            ModelNotFound, WeightsError: there is no such model, or it cannot be run; nothing was started.
+            RequestError: an option has a value it cannot have.
+        """
+        try:
+            self.config = EngineConfig(**options)
+        except TypeError as error:
+            known = ", ".join(EngineConfig.__dataclass_fields__)
+            raise RequestError(f"Engine: {str(error).partition('() ')[2]}. Its options: {known}.") from None
+        device = self.config.torch_device()
+        folder = resolve(model)
+        self.name = str(model)
+        self.tokenizer = Tokenizer(folder)
+        net = TransformersModel(folder, dtype=self.config.torch_dtype(device), device=device)
+        self.model = net
+        self.context_length = self.config.context_length or net.context_length
+        wanted = self.config.num_slots
+        slot_bytes = bytes_per_slot(net.specs, net.dtype)
+        self.num_slots = auto_num_slots(slot_bytes, self.context_length, device) if wanted == "auto" else wanted
+        vocab = Vocab(self.tokenizer.token_bytes, self.tokenizer.special_ids, self.tokenizer.eos_ids)
+        self._compiler = Compiler(vocab)
+        self._seeds = random.Random(self.config.seed)
+        self._pid = os.getpid()
+        scheduler = Scheduler(
+            RadixTree(SlotPool(self.num_slots)),
+            max_step_tokens=self.config.max_step_tokens,
+            max_running=self.config.max_running,
+        )
+        pool = KVPool(self.num_slots, net.specs, net.dtype, device)
+        self._loop = StepLoop(net, ReferenceAttention(), pool, scheduler, self.tokenizer.eos_ids, self.context_length)
+        self._finalizer = weakref.finalize(self, _close, self._loop, self._compiler)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Engine({self.name!r}, {self.model.dtype}, {self.model.device}, {self.num_slots} slots)"
+
+    def close(self) -> None:
+        """End the engine's threads; what is not finished fails with `EngineClosed`. Twice is fine."""
+        self._finalizer()
+
+    @overload
+    def generate(self, prompt: str | Sequence[int], *, n: None = None, **params: Any) -> Result: ...
+    @overload
+    def generate(self, prompt: str | Sequence[int], *, n: int, **params: Any) -> list[Result]: ...
+
+    def generate(self, prompt: str | Sequence[int], *, n: int | None = None, **params: Any) -> Result | list[Result]:
+        """Continue a prompt and wait for the result.
+
+        Args:
+            prompt: text (the spelling of control tokens in it counts as them), or token ids, which are taken as they are.
+            n: take so many samples, and return a list of them.
+            params: see `GenerateParams`.
+
+        Raises:
+            RequestError: an argument has a value it cannot have.
+            RequestTooLong: the prompt fits neither the model's context nor the pool.
+            ConstraintError: the regex cannot be compiled.
+        """
+        waits: list[Future[Result]] = [Future() for _ in range(n or 1)]
+        handle = self.start(
+            self.prompt_tokens(prompt),
+            GenerateParams(**params),
+            n=n or 1,
+            on_done=lambda sample, result: _settle(waits[sample], result),
+        )
+        results = _wait(waits, handle)
+        return results if n is not None else results[0]
+
+    def score(self, prompt: str | Sequence[int], continuations: Sequence[str | Sequence[int]]) -> list[list[float]]:
+        """The log-probability of each token of each continuation, given the prompt and the tokens before it.
+
+        All are computed together, and what they share is computed once.
+        """
+        wait: Future[list[list[float]]] = Future()
+        encoded = [self.continuation_tokens(c) for c in continuations]
+        handle = self.start_score(self.prompt_tokens(prompt), encoded, on_done=lambda scores: _settle(wait, scores))
+        return _wait([wait], handle)[0]
+
+    def start(
+        self,
+        prompt: array[int],
+        params: GenerateParams,
+        *,
+        n: int = 1,
+        path: tuple[int, ...] = (),
+        on_delta: Callable[[int, Delta], None] | None = None,
+        on_done: Callable[[int, Result | Exception], None],
+    ) -> Handle:
+        """Start `n` samples and return at once.
+
+        Args:
+            prompt: `array("i")` of token ids.
+            path: where in a tree of forks this is; branches with equal seeds draw differently.
+            on_delta, on_done: called with the number of the sample, on the completion thread; `on_done` once a sample.
+        """
+        self._check_prompt(prompt)
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+        handle = Handle(self._loop)
+
+        def submit(constraint: Constraint | None) -> None:
+            handle._submit(tuple(
+                Request(
+                    tokens=array("i", prompt),
+                    num_prompt=len(prompt),
+                    max_tokens=params.max_tokens,
+                    sampling=SamplingParams(
+                        temperature=params.temperature, top_p=params.top_p, top_k=params.top_k,
+                        seed=seed, path=path, sample=i,
+                    ),
+                    ignore_eos=params.ignore_eos,
+                    constraint=constraint.start() if constraint else None,
+                    detokenizer=self.tokenizer.detokenizer(),
+                    stops=StopMatcher(params.stop),
+                    on_delta=_for_sample(on_delta, i) if on_delta else None,
+                    on_done=_for_sample(on_done, i),
+                )
+                for i in range(n)
+            ))
+
+        def compiled(future: Future[Constraint]) -> None:
+            try:
+                submit(future.result())
+            except Exception as error:
+                for i in range(n):
+                    self._loop.tell(_for_sample(on_done, i), error)
+
+        spec = params.constraint()
+        if spec is None:
+            submit(None)
+        else:
+            self._compiler.compile(spec).add_done_callback(compiled)
+        return handle
+
+    def start_score(
+        self,
+        prompt: array[int],
+        continuations: Sequence[array[int]],
+        *,
+        on_done: Callable[[list[list[float]] | Exception], None],
+    ) -> Handle:
+        """Start scoring continuations, each of at least one token, and return at once; `on_done` is called once."""
+        for tokens in continuations:
+            self._check_prompt(prompt + tokens[:-1])
+        handle = Handle(self._loop)
+        gather = _Gather(len(continuations), on_done)
+        handle._submit(tuple(
+            Request(
+                tokens=prompt + tokens,
+                num_prompt=len(prompt),
+                score_from=len(prompt),
+                on_done=_for_sample(gather, i),
+            )
+            for i, tokens in enumerate(continuations)
+        ))
+        return handle
+
+    def prompt_tokens(self, prompt: str | Sequence[int]) -> array[int]:
+        """The ids of a prompt: text is encoded as the start of a conversation, ids are checked."""
+        if isinstance(prompt, str):
+            return array("i", self.tokenizer.encode(prompt, at_start=True, control=True))
+        return self._checked(prompt)
+
+    def continuation_tokens(self, text: str | Sequence[int]) -> array[int]:
+        """The ids of a text that continues another."""
+        tokens = array("i", self.tokenizer.encode(text, at_start=False, control=True)) if isinstance(text, str) else self._checked(text)
+        if not tokens:
+            raise RequestError("score: a continuation is empty; it needs at least one token.")
+        return tokens
+
+    @property
+    def stats(self) -> Stats:
+        """What was done so far, and the state of the slots, between two steps."""
+        return self._ask(lambda _: self._loop.stats())
+
+    def render_tree(self) -> str:
+        """The radix tree as text, one node a line."""
+        return self._ask(lambda scheduler: scheduler.tree.render())
+
+    def check(self) -> None:
+        """Assert the invariants of tree and pool; walks the whole tree."""
+        self._ask(lambda scheduler: scheduler.tree.check())
+
+    def reset_cache(self) -> int:
+        """Forget every prefix that no request uses; returns the number of slots that became free."""
+        return self._ask(lambda scheduler: scheduler.tree.reset())
+
+    def _ask(self, query: Callable[[Scheduler], T]) -> T:
+        answer: Future[T] = Future()
+        self._loop.post(Ask(query, answer))
+        return answer.result()
+
+    def _checked(self, tokens: Sequence[int]) -> array[int]:
+        for token in tokens:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.model.vocab_size:
+                raise RequestError(f"prompt: {token!r} is not a token id; this model has ids 0 to {self.model.vocab_size - 1}.")
+        return array("i", tokens)
+
+    def _check_prompt(self, prompt: array[int]) -> None:
+        if os.getpid() != self._pid:
+            raise EngineClosed("this process was forked from the one that made the engine; make one in each process.")
+        if not prompt:
+            raise RequestError("the prompt is empty; write some text first.")
+        if len(prompt) >= self.context_length:
+            raise RequestTooLong(
+                f"the prompt has {len(prompt)} tokens, and the context of this engine {self.context_length}, one of them for "
+                "the answer. Shorten the prompt."
+            )
+        if len(prompt) > self.num_slots:
+            raise OutOfSlots(wanted=len(prompt), free=self.num_slots, total=self.num_slots)
+
+
+class _Gather:
+    """Collects the results of several requests; the first failure is the failure of all."""
+
+    def __init__(self, count: int, on_done: Callable[[Any], None]) -> None:
+        self._results: list[Any] = [None] * count
+        self._missing = count
+        self._on_done = on_done
+
+    def __call__(self, index: int, result: Any) -> None:
+        """On the completion thread only."""
+        self._results[index] = result
+        self._missing -= 1
+        if self._missing == 0:
+            failed = [r for r in self._results if isinstance(r, Exception)]
+            self._on_done(failed[0] if failed else self._results)
+
+
+def _for_sample(callback: Callable[[int, Any], None], sample: int) -> Callable[[Any], None]:
+    return lambda value: callback(sample, value)
+
+
+def _settle(future: Future[Any], result: object) -> None:
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def _wait(waits: Sequence[Future[T]], handle: Handle) -> list[T]:
+    try:
+        return [future.result() for future in waits]
+    except BaseException:  # an interrupt as well as a failure: nothing goes on unseen
+        handle.cancel()
+        raise
+
+
+def _close(loop: StepLoop, compiler: Compiler) -> None:
+    compiler.close()
+    loop.close()

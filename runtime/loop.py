@@ -1,0 +1,315 @@
+"""The engine's thread: take messages, run a step, hand out what it gave; and again.
+
+Only this thread touches the tree, the slots and the scheduler. What it has to say goes to a second
+thread, which calls the requests' callbacks, so that no callback ever holds up a step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .attention import Attention, attn_batch, int32
+from .errors import ConstraintError, EngineClosed, EngineError
+from .kv import KVPool
+from .layout import Layout
+from .model import Model, StepInput
+from .request import Delta, FinishReason, Request, Result
+from .sampling import sample
+from .scheduler import Plan, Scheduler, StuckRequest
+from .stats import Stats
+
+log = logging.getLogger("branchwise")
+
+MOST_FAILURES = 2
+"""A request that took part in this many failed steps fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Requests that arrive together."""
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Run a query on the engine's thread, between two steps."""
+
+    query: Callable[[Scheduler], Any]
+    answer: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    pass
+
+
+Message: TypeAlias = Submit | Cancel | Ask | Close
+
+
+class StepLoop:
+    """Every request that is submitted ends in exactly one call of its `on_done`, also when the loop fails or closes."""
+
+    def __init__(
+        self, model: Model, attention: Attention, pool: KVPool, scheduler: Scheduler, eos_ids: frozenset[int], context_length: int
+    ) -> None:
+        self._model, self._attention, self._pool = model, attention, pool
+        self._scheduler = scheduler
+        self._eos_ids = eos_ids
+        self._context_length = context_length
+        self._stats = Stats(num_slots=scheduler.tree.pool.num_slots)
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # between a message that is posted and the loop that ends
+        self._end: Exception | None = None
+        self._silent = False           # the completion thread hears nothing more
+        self._threads = [
+            threading.Thread(target=self._run, name="branchwise-engine", daemon=True),
+            threading.Thread(target=self._deliver, name="branchwise-completions", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def post(self, message: Message) -> None:
+        """Leave a message for the engine's thread. Any thread.
+
+        Raises:
+            EngineClosed: the loop has ended.
+        """
+        with self._gate:
+            if self._end is not None:
+                raise EngineClosed(f"the engine is closed: {self._end}") from self._end.__cause__
+            self._inbox.put(message)
+
+    def tell(self, callback: Callable[[Any], None], value: object) -> None:
+        """Call `callback(value)` on the completion thread, after what is queued there; at once if that has ended."""
+        with self._gate:
+            if not self._silent:
+                self._events.put((callback, value))
+                return
+        callback(value)
+
+    def close(self) -> None:
+        """End the loop; requests that are not finished fail with `EngineClosed`."""
+        with self._gate:
+            if self._end is None:
+                self._inbox.put(Close())
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _run(self) -> None:
+        end = EngineClosed("it was closed")
+        try:
+            while self._take_messages():
+                self._step()
+        except Exception as error:
+            log.exception("the engine's step loop failed")
+            end = EngineClosed(f"its step loop failed: {error!r}")
+            end.__cause__ = error
+        with self._gate:
+            self._end = end
+        self._fail_all(end)
+        with self._gate:
+            self._silent = True
+            self._events.put(None)
+
+    def _deliver(self) -> None:
+        while (event := self._events.get()) is not None:
+            callback, value = event
+            try:
+                callback(value)
+            except Exception:
+                log.exception("a callback of a request failed")
+
+    def _fail_all(self, error: Exception) -> None:
+        requests = [*self._scheduler.running, *self._scheduler.waiting]
+        while not self._inbox.empty():
+            match self._inbox.get():
+                case Submit(more):
+                    requests += more
+                case Ask(_, answer):
+                    answer.set_exception(error)
+                case Cancel() | Close():
+                    pass
+        for request in requests:
+            self.tell(request.on_done, error)
+
+    def _take_messages(self) -> bool:
+        """Act on all messages; waits for one if there is nothing else to do. False: close."""
+        while True:
+            try:
+                busy = self._scheduler.running or self._scheduler.waiting
+                message = self._inbox.get_nowait() if busy else self._inbox.get()
+            except queue.Empty:
+                return True
+            match message:
+                case Submit(requests):
+                    self._scheduler.add(requests)
+                    self._count(requests=len(requests))
+                case Cancel(requests):
+                    self._cancel(requests)
+                case Ask(query, answer):
+                    _answer(query, answer, self._scheduler)
+                case Close():
+                    return False
+
+    def stats(self) -> Stats:
+        """A snapshot. On the engine's thread only."""
+        tree = self._scheduler.tree
+        return dataclasses.replace(
+            self._stats,
+            retracted=self._scheduler.num_retracted,
+            evicted_slots=tree.evicted,
+            free_slots=tree.pool.num_free,
+            evictable_slots=tree.evictable,
+            protected_slots=tree.protected,
+        )
+
+    def _count(self, **more: int) -> None:
+        self._stats = dataclasses.replace(self._stats, **{k: getattr(self._stats, k) + v for k, v in more.items()})
+
+    def _cancel(self, requests: tuple[Request, ...]) -> None:
+        for request in requests:
+            if not request.finished:
+                self._finish(request, "cancelled", "cancelled")
+
+    def _step(self) -> None:
+        try:
+            plan = self._scheduler.plan()
+        except StuckRequest as stuck:
+            self._finish(stuck.request, "length", "slots")
+            return
+        if plan is None:
+            return
+        try:
+            logits = self._forward(plan.layout)
+        except Exception as error:
+            self._undo(plan, error)
+            return
+        self._scheduler.tree.commit()
+        written = plan.layout.num_written
+        self._count(steps=1, computed_tokens=written, repeated_rows=len(plan.layout.tokens) - written)
+        for request, places in plan.wanted:
+            self._count_admission(request)
+            rows = [plan.layout.logit_of[i] for i in places]
+            if rows:
+                self._use(request, logits, rows)
+
+    def _forward(self, layout: Layout) -> Tensor:
+        device = self._model.device
+        batch = attn_batch(layout, self._pool.scratch, device)
+        self._attention.plan(batch, self._model.specs)
+        return self._model.forward(
+            StepInput(
+                tokens=int32(layout.tokens).to(device, torch.int64),
+                positions=int32(layout.positions).to(device, torch.int64),
+                write_slots=batch.write_slots,
+                logit_rows=int32(layout.logit_rows).to(device, torch.int64),
+                attention=self._attention,
+                pool=self._pool,
+            )
+        )
+
+    def _undo(self, plan: Plan, error: Exception) -> None:
+        """Take the failed step back; its requests try again, those that failed before give up."""
+        log.warning("a step of %d rows failed: %r", len(plan.layout.tokens), error)
+        self._scheduler.undo(plan)
+        for request in plan.placed:
+            request.failures += 1
+            if request.failures >= MOST_FAILURES:
+                failure = EngineError(f"request {request.id}: its forward pass failed {request.failures} times: {error!r}")
+                failure.__cause__ = error
+                self._fail(request, failure)
+
+    def _count_admission(self, request: Request) -> None:
+        if not request.counted and request.hit_len is not None:
+            request.counted = True
+            self._count(prompt_tokens=request.num_prompt, hit_tokens=request.hit_len)
+
+    def _use(self, request: Request, logits: Tensor, rows: list[int]) -> None:
+        """Do with the logits at a request's places what it wants them for. A failure is that request's alone."""
+        try:
+            if request.score_from is None:
+                self._sampled(request, self._sample(request, logits[rows[0]]))
+            else:
+                self._scored(request, logits[rows])
+        except Exception as error:
+            self._fail(request, error)
+
+    def _sample(self, request: Request, logits: Tensor) -> int:
+        allowed = None
+        if request.constraint is not None:
+            allowed = request.constraint.mask().to(logits.device)
+            if not bool(allowed.any()):
+                raise ConstraintError(f"request {request.id}: after {request.text!r} no token of the vocabulary can follow.")
+        self._count(generated_tokens=1)
+        return sample(logits, request.sampling, len(request.tokens), allowed)
+
+    def _scored(self, request: Request, logits: Tensor) -> None:
+        first = request.first_wanted + 1
+        targets = int32(request.tokens[first : first + len(logits)]).to(logits.device, torch.int64)
+        request.logprobs += logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
+        if first + len(logits) == len(request.tokens):
+            self._end_request(request)
+            self.tell(request.on_done, request.logprobs)
+
+    def _sampled(self, request: Request, token: int) -> None:
+        if token in self._eos_ids and not (request.ignore_eos and request.constraint is None):
+            self._finish(request, "stop", "eos")
+            return
+        request.tokens.append(token)
+        text = request.take(token)
+        if request.stops.matched is not None:
+            self._finish(request, "stop", repr(request.stops.matched), text)
+        elif request.constraint is not None and request.constraint.is_finished:
+            self._finish(request, "stop", "constraint", text)
+        elif request.num_sampled >= request.max_tokens:
+            self._finish(request, "length", "max_tokens", text)
+        elif len(request.tokens) >= self._context_length:
+            self._finish(request, "length", "context", text)
+        elif text and request.on_delta is not None:
+            self.tell(request.on_delta, Delta(text))
+
+    def _finish(self, request: Request, reason: FinishReason, detail: str, text: str = "") -> None:
+        """End a request, with what it generated so far."""
+        self._end_request(request)
+        if request.score_from is not None:
+            self.tell(request.on_done, EngineError(f"request {request.id}: ended before its text was scored ({detail})."))
+            return
+        text += request.take_rest()
+        if request.stops.matched is not None:
+            reason, detail = "stop", repr(request.stops.matched)
+        if text and request.on_delta is not None:
+            self.tell(request.on_delta, Delta(text))
+        self.tell(request.on_done, request.result(reason, detail))
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self._end_request(request)
+        self.tell(request.on_done, error)
+
+    def _end_request(self, request: Request) -> None:
+        request.finished = True
+        self._scheduler.remove(request)
+
+
+def _answer(query: Callable[[Scheduler], Any], answer: Future[Any], scheduler: Scheduler) -> None:
+    try:
+        answer.set_result(query(scheduler))
+    except BaseException as error:
+        answer.set_exception(error)

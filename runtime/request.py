@@ -1,0 +1,144 @@
+"""One sequence that is being computed: what it is, how far it is, and what it may still become."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .constrain import State as ConstraintState
+from .sampling import SamplingParams
+from .text import Detokenizer, StopMatcher
+from .tree import Node
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text that will not be taken back."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a generation.
+
+    `tokens` are the sampled tokens whose text is in `text` whole; a stop string can cut the last one in two, and
+    then `tail` is the part of its text that counts. `detail` says what ended it: "eos", the stop string in quotes,
+    "constraint", "max_tokens", "context" (the model's positions), "slots" (the pool is full), "cancelled".
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    tail: str
+    finish_reason: FinishReason
+    detail: str
+    complete: bool  # the constraint, if there is one, was fulfilled
+    prompt_tokens: int
+    hit_tokens: int
+    sampled_tokens: int
+
+
+_ids = itertools.count()
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Request:
+    """A generation, or the scoring of a text that is given.
+
+    The sequence is `tokens`: [0, computed) is the path to `node` in the tree, [computed, len) is pending. While
+    `node` is None nothing is locked: the request waits, and finds its path again when it is admitted.
+    """
+
+    tokens: array[int]
+    num_prompt: int                 # tokens[:num_prompt] were given, the rest is sampled
+    on_done: Callable[[Any], None]  # once: a Result, a list of log-probabilities, or an Exception
+    on_delta: Callable[[Delta], None] | None = None
+    score_from: int | None = None   # scoring: log-probabilities are wanted of tokens[score_from:]
+    max_tokens: int = 0             # to sample at most
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    ignore_eos: bool = False
+    constraint: ConstraintState | None = None
+    detokenizer: Detokenizer = field(default_factory=lambda: Detokenizer(()))
+    stops: StopMatcher = field(default_factory=StopMatcher)
+    _start: Detokenizer = field(init=False)
+
+    id: int = field(default_factory=lambda: next(_ids))  # in order of arrival
+    node: Node | None = None
+    computed: int = 0
+    hit_len: int | None = None      # prompt tokens found in the tree when first admitted
+    counted: bool = False           # that number is in the statistics
+    pieces: list[str] = field(default_factory=list)  # the text so far, as it became certain
+    logprobs: list[float] = field(default_factory=list)
+    failures: int = 0               # steps that failed with it
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self._start = self.detokenizer.copy()
+
+    @property
+    def text(self) -> str:
+        """What is certain so far."""
+        return "".join(self.pieces)
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def first_wanted(self) -> int:
+        """The first position whose logits are still wanted."""
+        return len(self.tokens) - 1 if self.score_from is None else self.score_from - 1 + len(self.logprobs)
+
+    @property
+    def end(self) -> int:
+        """Where computing stops for now: nothing follows the last token of a text that is only scored."""
+        return len(self.tokens) - (self.score_from is not None)
+
+    def take(self, token: int) -> str:
+        """The text that became certain with a sampled `token`. Advances the constraint."""
+        if self.constraint is not None:
+            assert self.constraint.advance(token), f"request {self.id}: token {token} was allowed and then refused"
+        return self._add(self.stops.push(self.detokenizer.push(token)))
+
+    def take_rest(self) -> str:
+        """The text that was held back, now that nothing follows."""
+        return self._add(self.stops.push(self.detokenizer.flush()) + self.stops.flush())
+
+    def result(self, reason: FinishReason, detail: str) -> Result:
+        """What became of it; the text is final."""
+        sampled = self.tokens[self.num_prompt :]
+        text = self.text
+        kept, tail = (len(sampled), "") if self.stops.matched is None else self._cut(len(text))
+        return Result(
+            text=text,
+            tokens=tuple(sampled[:kept]),
+            tail=tail,
+            finish_reason=reason,
+            detail=detail,
+            complete=self.constraint is None or self.constraint.is_complete,
+            prompt_tokens=self.num_prompt,
+            hit_tokens=self.hit_len or 0,
+            sampled_tokens=len(sampled),
+        )
+
+    def _add(self, text: str) -> str:
+        if text:
+            self.pieces.append(text)
+        return text
+
+    def _cut(self, length: int) -> tuple[int, str]:
+        """How many sampled tokens lie within the first `length` characters whole, and the text that is left over."""
+        stream, done = self._start, ""
+        kept, kept_text = 0, ""
+        for count, token in enumerate(self.tokens[self.num_prompt :], 1):
+            done += stream.push(token)
+            if len(done) > length:
+                break
+            if not stream.copy().flush():  # no character is half done
+                kept, kept_text = count, done
+        return kept, self.text[len(kept_text) :]

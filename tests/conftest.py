@@ -1,0 +1,146 @@
+"""Models for the tests: tiny random ones made on the spot, and the demo model where it can be had."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client: tests need no network
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from branchwise.runtime.errors import ModelNotFound
+from branchwise.runtime.models import resolve
+
+settings.register_profile("branchwise", deadline=None)
+settings.load_profile("branchwise")
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+BOS, EOS = 1, 2
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CORPUS = """
+The river runs past the old mill and under the bridge; nobody knows how deep it is there. "How deep?" asked the child.
+system user assistant: You are a helpful assistant. Answer with yes or no. Tip 1, tip 2, tip 3: sleep well, eat well.
+To be, or not to be, that is the question. What is the capital of France? The capital of France is Paris, of Italy Rome.
+Questions and answers, one a line: 12 + 30 = 42, 7 * 6 = 42, 98 - 56 = 42. {"name": "Ada", "born": 1815, "poet": false}
+for i in range(10): print(i, "is a number") # and a comment, in the end
+Straße, naïve, señor, 漢字, Ελλάδα, 😀
+"""
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.25,
+    "tie_word_embeddings": False,
+}
+GPT2_SIZES: dict[str, Any] = {
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 2048,
+    "initializer_range": 0.25,
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
+    "llama": lambda **ids: LlamaConfig(**SIZES, **ids),
+    "qwen2": lambda **ids: Qwen2Config(**SIZES, **ids),
+    "qwen3": lambda **ids: Qwen3Config(**SIZES, **ids),
+    "mistral": lambda **ids: MistralConfig(**SIZES, sliding_window=8, **ids),
+    "gemma": lambda **ids: GemmaConfig(**SIZES, **ids),
+    "gpt2": lambda **ids: GPT2Config(**GPT2_SIZES, **ids),
+}
+
+MakeTiny = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE of 400 tokens with ChatML's control tokens and template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS.splitlines(keepends=True), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=SPECIALS[BOS],
+        eos_token=SPECIALS[EOS],
+        pad_token=SPECIALS[0],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_tiny(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> MakeTiny:
+    """A function from a kind of model to the folder of a tiny random one, in float32; made once each."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(f"tiny-{kind}")
+            config = CONFIGS[kind](vocab_size=len(tiny_tokenizer), bos_token_id=BOS, eos_token_id=EOS, pad_token_id=0)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model.save_pretrained(folder)
+            tiny_tokenizer.save_pretrained(folder)
+            made[kind] = folder
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_model(make_tiny: MakeTiny) -> Path:
+    """The folder of a tiny random Llama: 2 layers, 4 query and 2 key heads, 400 tokens."""
+    return make_tiny("llama")
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The folder of smollm2-135m; without it the test is skipped, or fails where `CI` is set."""
+    try:
+        return resolve("smollm2-135m")
+    except ModelNotFound as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"the demo model must be there in CI: {error}", pytrace=False)
+        pytest.skip(f"no demo model: {error}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,169 @@
+"""The cache never changes an answer: every way to reach a token gives transformers' token, in float32."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from branchwise.runtime import Engine
+
+from ..conftest import MakeTiny
+
+KINDS = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2"]
+NEW = 24
+
+Tokens = list[int]
+Ask = Callable[[Engine, Tokens, int], Tokens]
+
+
+def greedy(engine: Engine, prompt: Sequence[int], count: int) -> Tokens:
+    return list(engine.generate(prompt, max_tokens=count, temperature=0, ignore_eos=True).tokens)
+
+
+@cache
+def loaded(folder: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@torch.inference_mode()
+def transformers_greedy(folder: Path, prompt: Tokens, count: int) -> Tokens:
+    tokens = torch.tensor([prompt])
+    output = loaded(folder).generate(  # type: ignore[operator]  # nn.Module types every attribute as a tensor
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    generated: Tokens = output[0, len(prompt) :].tolist()
+    return generated
+
+
+def prompts(seed: int, vocab_size: int = 400) -> list[Tokens]:
+    """Prompts of many lengths, some of which share a prefix, contain or equal each other."""
+    rng = random.Random(seed)
+    base = [[rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 50))] for _ in range(6)]
+    return [*base, base[0][:20] + [7, 8], base[1] + base[2], base[1] + [9], base[3], base[4][:1]]
+
+
+def cold(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    with Engine(folder, num_slots=1024) as engine:
+        for prompt in asked:
+            yield greedy(engine, prompt, NEW)
+            engine.reset_cache()
+
+
+def warm(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    with Engine(folder, num_slots=4096) as engine:
+        for prompt in asked:
+            greedy(engine, prompt, NEW)
+        for prompt in asked:
+            before = engine.stats
+            yield greedy(engine, prompt, NEW)
+            assert engine.stats.since(before).hit_tokens == len(prompt) - 1
+
+
+def chunked(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    with Engine(folder, num_slots=4096, max_step_tokens=7, max_running=5) as engine:
+        for prompt in asked:
+            yield greedy(engine, prompt, NEW)
+
+
+def batched(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    with Engine(folder, num_slots=4096, max_step_tokens=64, max_running=8) as engine, ThreadPoolExecutor(16) as pool:
+        yield from list(pool.map(lambda prompt: greedy(engine, prompt, NEW), asked))
+
+
+def after_eviction(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    with Engine(folder, num_slots=128) as engine:
+        for _ in range(2):
+            answers = [greedy(engine, prompt, NEW) for prompt in asked]
+        assert engine.stats.evicted_slots > 0
+        yield from answers
+
+
+def retracted(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    with (
+        Engine(folder, num_slots=140, max_step_tokens=32, max_running=8) as engine,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        answers = list(pool.map(lambda prompt: greedy(engine, prompt, NEW), asked))
+        assert engine.stats.retracted > 0
+        engine.check()
+        yield from answers
+
+
+def forked_in_mid_generation(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    with Engine(folder, num_slots=4096) as engine, ThreadPoolExecutor(4) as pool:
+        for prompt in asked:
+            half = greedy(engine, prompt, NEW // 2)
+            ends = list(pool.map(lambda _, p=prompt, h=half: greedy(engine, p + h, NEW - NEW // 2), range(4)))
+            assert all(end == ends[0] for end in ends)
+            yield half + ends[0]
+
+
+def eight_samples(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    with Engine(folder, num_slots=4096) as engine:
+        for prompt in asked:
+            results = engine.generate(prompt, n=8, max_tokens=NEW, temperature=0, ignore_eos=True)
+            assert len({result.tokens for result in results}) == 1
+            yield list(results[0].tokens)
+
+
+ROUTES = [cold, warm, chunked, batched, after_eviction, retracted, forked_in_mid_generation, eight_samples]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_of_a_tiny_model_equal_transformers(
+    kind: str, route: Callable[[Path, list[Tokens]], Iterator[Tokens]], make_tiny: MakeTiny
+) -> None:
+    folder, asked = make_tiny(kind), prompts(seed=1)
+    wanted = [tiny_answer(folder, tuple(prompt)) for prompt in asked]
+    assert list(route(folder, asked)) == wanted
+
+
+@cache
+def tiny_answer(folder: Path, prompt: tuple[int, ...]) -> Tokens:
+    return transformers_greedy(folder, list(prompt), NEW)
+
+
+def test_tiny_models_write_enough_different_tokens_to_tell(make_tiny: MakeTiny) -> None:
+    for kind in KINDS:
+        distinct = [len(set(tiny_answer(make_tiny(kind), tuple(prompt)))) for prompt in prompts(seed=1)]
+        assert sum(distinct) / len(distinct) > 6, f"{kind}: {distinct}"
+
+
+DEMO_TEXTS = [
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea, there lived an old fisherman who",
+    "def fibonacci(n):\n    ",
+    "1, 2, 3, 4,",
+    "The capital of France is Paris. The capital of Italy is",
+]
+
+
+@cache
+def demo_answer(folder: Path, prompt: tuple[int, ...]) -> Tokens:
+    return transformers_greedy(folder, list(prompt), NEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+def test_greedy_tokens_of_the_demo_model_equal_transformers(
+    route: Callable[[Path, list[Tokens]], Iterator[Tokens]], demo_model: Path
+) -> None:
+    with Engine(demo_model, num_slots=16) as engine:
+        asked = [list(engine.prompt_tokens(text)) for text in DEMO_TEXTS]
+    wanted = [demo_answer(demo_model, tuple(prompt)) for prompt in asked]
+    if route in (after_eviction, retracted):  # pools so small that they would not hold these prompts' answers twice
+        asked, wanted = asked * 3, wanted * 3
+    assert list(route(demo_model, asked)) == wanted

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from branchwise.interpreter import Cancelled, GenerationError, Scripted, State, UnknownVariable, function
+from branchwise.lang import Gen, LangError, OptionError, gen
+
+Make = Callable[..., Scripted]
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def run(write: Callable[[State], Any], backend: Scripted, **options: Any) -> State:
+    return function(lambda s: write(s)).run(backend=backend, **options)
+
+
+def test_join_gathers_what_is_new_as_lists_in_order(scripted: Make) -> None:
+    def write(s: State) -> None:
+        s["old"] = "parent"
+        branches = s.fork(3)
+        branches += lambda i: f"Tip {i}: " + gen("tip")
+        branches[1]["only"] = 5
+        branches[2]["old"] = "branch"
+        s["late"] = 1
+        branches.join()
+        assert s["tip"] == ["a", "b", "c"]
+        assert s["only"] == [None, 5, None]
+        assert (s["old"], s["late"]) == ("parent", 1)
+        assert branches["tip"] == ["a", "b", "c"]
+        assert [branch.text() for branch in branches] == ["Tip 0: a", "Tip 1: b", "Tip 2: c"]
+        branches.join()
+        s += "|".join(s["tip"])
+
+    assert run(write, scripted({"tip": ["a", "b", "c"]})).text() == "a|b|c"
+
+
+def test_branches_are_a_sequence(scripted: Make) -> None:
+    def write(s: State) -> None:
+        branches = s.fork(3)
+        assert len(branches) == 3
+        assert list(branches) == [branches[0], branches[1], branches[-1]]
+        assert branches[1:] == [branches[1], branches[2]]
+        with pytest.raises(IndexError):
+            branches[3]
+        with pytest.raises(UnknownVariable):
+            branches["nope"]
+        with pytest.raises(LangError, match=r"Write branches \+= \.\.\., which appends to each of them"):
+            branches + "x"
+
+    run(write, scripted({}))
+
+
+@pytest.mark.parametrize("repetition", range(20))
+def test_branches_start_from_the_whole_of_an_unfinished_parent(repetition: int, scripted: Make) -> None:
+    def write(s: State) -> None:
+        s += "A:" + gen("a")
+        branches = s.fork(4)
+        branches += " B:" + gen("b")
+        for branch in branches:
+            assert branch["a"] == "12345678"
+            assert branch.text() == "A:12345678 B:bb"
+        branches.join()
+
+    backend = scripted({"a": "12345678", "b": "bb"}, delay_s=0.0005)
+    run(write, backend)
+    assert [call.prompt for call in backend.calls] == ["A:"] + ["A:12345678 B:"] * 4
+
+
+def test_nothing_leaks_between_branches_and_their_parent(scripted: Make) -> None:
+    def write(s: State) -> None:
+        s["k"] = "parent"
+        branches = s.fork(2)
+        branches[0]["k"] = "zero"
+        branches[0] += gen("only0")  # type: ignore[misc]  # appends in place, like any state
+        s["late"] = 1
+        s += "more"
+        assert branches[1]["k"] == "parent"
+        assert s["k"] == "parent"
+        assert "only0" not in s
+        assert "only0" not in branches[1]
+        assert all("late" not in branch and "more" not in branch.text() for branch in branches)
+
+    run(write, scripted({"only0": "x"}))
+
+
+def test_an_empty_state_can_be_forked(scripted: Make) -> None:
+    def write(s: State) -> None:
+        s += ""
+        branches = s.fork(2).__iadd__(gen("t"))
+        branches.join()
+        assert s["t"] == ["x", "x"]
+
+    assert run(write, scripted({"t": "x"})).text() == ""
+
+
+def test_forks_of_forks_are_independent(scripted: Make) -> None:
+    def write(s: State) -> None:
+        s += "r"
+        outer = s.fork(2)
+        outer += lambda i: f"/{i}"
+        inner = [branch.fork(2) for branch in outer]
+        for group in inner:
+            group += lambda i: f"/{i}" + gen("x")
+            group.join()
+        outer.join()
+        assert [leaf.text() for group in inner for leaf in group] == ["r/0/0x", "r/0/1x", "r/1/0x", "r/1/1x"]
+        assert s["x"] == [["x", "x"], ["x", "x"]]
+
+    run(write, scripted({"x": "x"}, delay_s=0.001))
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_fork_of_none_is_refused(count: int, scripted: Make) -> None:
+    message = f"fork({count}): the number of branches must be at least 1, got {count}."
+    with pytest.raises(OptionError) as caught:
+        run(lambda s: s.fork(count), scripted({}))
+    assert str(caught.value) == message
+
+
+def test_join_waits_for_all_and_raises_the_failure_of_the_first_branch_that_failed(scripted: Make) -> None:
+    def answer(asked: Any) -> str | Exception:
+        return ValueError(asked.prompt) if asked.prompt in "23" else "x" * 40
+
+    def write(s: State) -> None:
+        branches = s.fork(4)
+        branches += lambda i: f"{i}" + gen("x")
+        with pytest.raises(GenerationError) as caught:
+            branches.join()
+        assert str(caught.value) == 'gen("x"): 2'
+        assert caught.value.__notes__[-1] == "It was raised by branch 2 of 4."
+        assert all(branches[i]._transcript.find("x").done for i in range(4)), "the others were waited for"
+        assert branches[0]["x"] == branches[1]["x"] == "x" * 40
+        with pytest.raises(GenerationError, match=r'^gen\("x"\): 3$'):
+            branches[3]["x"]
+        with pytest.raises(GenerationError, match=r'^gen\("x"\): 2$'):
+            branches["x"]
+        assert "x" not in s
+        s += "the parent goes on"
+
+    assert run(write, scripted(answer, delay_s=0.002)).text() == "the parent goes on"
+
+
+def test_a_failed_parent_fails_the_branches_that_did_not_start(scripted: Make) -> None:
+    def write(s: State) -> None:
+        s += gen("bad")
+        branches = s.fork(2)
+        branches += gen("x")
+        with pytest.raises(GenerationError, match=r'^gen\("bad"\): boom$'):
+            branches.join()
+        with pytest.raises(GenerationError, match=r'^gen\("bad"\): boom$'):
+            branches[1]["x"]
+
+    with pytest.raises(GenerationError, match=r'^gen\("bad"\): boom$'):
+        run(write, scripted({"bad": ValueError("boom"), "x": "x"}, delay_s=0.001))
+
+
+def test_a_block_of_branches_is_joined_and_closed(scripted: Make, eventually: Eventually) -> None:
+    def write(s: State) -> None:
+        with s.fork(3) as branches:
+            branches += gen("x")
+        assert s["x"] == ["a", "b", "c"]
+        assert branches[1].text() == "b"
+        eventually(lambda: backend.open_sessions == 1)
+        branches += gen("x")
+        with pytest.raises(Cancelled, match="the branches were closed"):
+            branches.join()
+
+    backend = scripted({"x": ["a", "b", "c"]}, delay_s=0.001)
+    run(write, backend)
+
+
+def test_a_block_of_branches_that_raises_cancels_them(scripted: Make, eventually: Eventually) -> None:
+    def write(s: State) -> None:
+        began = time.monotonic()
+        with pytest.raises(ValueError, match="mine"), s.fork(2) as branches:
+            branches += gen("long")
+            raise ValueError("mine")
+        assert time.monotonic() - began < 1
+        eventually(lambda: backend.open_sessions == 1)
+
+    backend = scripted({"long": "x" * 100_000}, delay_s=0.001, piece_len=1)
+    run(write, backend)
+
+
+def test_the_first_good_branch_is_enough(scripted: Make, eventually: Eventually) -> None:
+    def answer(asked: Any) -> str:
+        return "quick" if asked.prompt == "0" else "x" * 100_000
+
+    def write(s: State) -> str:
+        with s.fork(2) as branches:
+            branches += lambda i: f"{i}" + gen("x")
+            found: str = branches[0]["x"]
+            branches.cancel()
+        return found
+
+    assert run(write, scripted(answer, delay_s=0.001, piece_len=1)).ret_value == "quick"
+
+
+def test_dropped_branches_give_their_sessions_back(scripted: Make, eventually: Eventually) -> None:
+    def write(s: State) -> None:
+        s.fork(4).__iadd__(gen("long"))
+        eventually(lambda: backend.open_sessions == 1)
+
+    backend = scripted({"long": "x" * 100_000}, delay_s=0.001, piece_len=1)
+    run(write, backend)
+
+
+@pytest.mark.timeout(60)
+def test_a_thousand_states_of_eight_branches_need_few_threads(scripted: Make) -> None:
+    most = 0
+
+    @function
+    def program(s: State, i: int) -> None:
+        nonlocal most
+        s += f"{i}:" + gen("a")
+        branches = s.fork(8)
+        branches += gen("b")
+        branches.join()
+        most = max(most, threading.active_count())
+
+    def answer(asked: Any) -> str:
+        assert isinstance(asked.op, Gen)
+        return asked.prompt if asked.op.name == "b" else "A"
+
+    before = threading.active_count()
+    backend = scripted(answer, delay_s=0.0001)
+    states = program.run_batch([{"i": i} for i in range(1_000)], num_threads=16, backend=backend)
+    assert [state["b"] for state in states] == [[f"{i}:A"] * 8 for i in range(1_000)]
+    assert most <= before + 15 + 2, "helping threads, the backend's clock, the reaper"
+    assert backend.opened == 9_000
+
+
+def test_many_states_at_a_time_need_no_thread_each(scripted: Make) -> None:
+    backend = scripted({"a": "A" * 8, "b": "B"}, delay_s=0.01)
+    program = function(lambda s: None)
+    states = [program.run(backend=backend) for _ in range(300)]
+    groups = []
+    for state in states:
+        state += gen("a")
+        groups.append(state.fork(8).__iadd__(gen("b")))
+    assert threading.active_count() < 10
+    for state, group in zip(states, groups, strict=True):
+        group.join()
+        assert state["b"] == ["B"] * 8

@@ -1,0 +1,99 @@
+"""The reference backend against torch's own attention, and the step's arrays against FlashInfer's rules."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from branchwise.runtime.attention import AttnSpec, attn_batch, merge
+from branchwise.runtime.attention.reference import ReferenceAttention, attend
+from branchwise.runtime.layout import Layout
+from tests.flashinfer_standin import BatchPrefillWithPagedKVCacheWrapper
+
+from .trees import random_step
+
+CPU = torch.device("cpu")
+NUM_SLOTS, H, K, D = 256, 4, 2, 64
+
+
+def pools() -> tuple[Tensor, Tensor]:
+    return torch.randn(NUM_SLOTS + 1, K, D), torch.randn(NUM_SLOTS + 1, K, D)
+
+
+def row_by_row(layout: Layout, q: Tensor, k_pool: Tensor, v_pool: Tensor, window: int | None) -> Tensor:
+    """Each row alone, by torch's own attention."""
+    out = torch.empty_like(q)
+    for segment in layout.segments:
+        path = [slot for span in segment.path for slot in span.slots]
+        for i in range(segment.num_rows):
+            end = len(path) - segment.num_rows + i + 1
+            seen = path[max(0, end - window) if window else 0 : end]
+            row = segment.first_row + i
+            k, v = (pool[seen].transpose(0, 1) for pool in (k_pool, v_pool))
+            out[row] = scaled_dot_product_attention(q[row, :, None], k, v, enable_gqa=True)[:, 0]
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_reference_equals_torch_on_random_trees(seed: int, window: int | None) -> None:
+    torch.manual_seed(seed)
+    *_, layout = random_step(random.Random(seed), NUM_SLOTS)
+    q, (k_pool, v_pool) = torch.randn(len(layout.tokens), H, D), pools()
+    backend = ReferenceAttention()
+    backend.plan(attn_batch(layout, NUM_SLOTS, CPU), [AttnSpec(H, K, D, D**-0.5, window)])
+    torch.testing.assert_close(backend.forward(0, q, k_pool, v_pool), row_by_row(layout, q, k_pool, v_pool, window))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flashinfer_takes_the_arrays_of_a_step_and_gives_the_same(seed: int) -> None:
+    torch.manual_seed(seed)
+    *_, layout = random_step(random.Random(seed), NUM_SLOTS)
+    q, (k_pool, v_pool) = torch.randn(len(layout.tokens), H, D), pools()
+    batch = attn_batch(layout, NUM_SLOTS, CPU)
+    reference = ReferenceAttention()
+    reference.plan(batch, [AttnSpec(H, K, D, D**-0.5)])
+    wanted, lse = reference.partial(batch.flat, 0, q, k_pool, v_pool)
+
+    level, wrapper = batch.flat, BatchPrefillWithPagedKVCacheWrapper(backend="fa2")
+    wrapper.plan(
+        level.qo_indptr, level.kv_indptr, level.kv_indices, level.last_page_len, H, K, D, 1,
+        causal=level.causal, sm_scale=D**-0.5,
+    )  # fmt: skip
+    paged = (k_pool[:, None], v_pool[:, None])  # pages of one slot
+    out, lse2 = wrapper.run(q, paged, return_lse=True)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(lse2 * math.log(2), lse)
+    assert wrapper.pages_read == len(level.kv_indices)
+
+
+def test_rows_that_write_nothing_name_the_scratch_slot() -> None:
+    for seed in range(20):
+        *_, layout = random_step(random.Random(seed), NUM_SLOTS)
+        slots = attn_batch(layout, NUM_SLOTS, CPU).write_slots.tolist()
+        assert slots == [NUM_SLOTS if slot < 0 else slot for slot in layout.write_slots]
+
+
+def test_attention_over_two_halves_merges_to_attention_over_the_whole() -> None:
+    torch.manual_seed(0)
+    spec = AttnSpec(H, K, D, D**-0.5, softcap=20.0)
+    q, k, v = torch.randn(3, H, D), torch.randn(10, K, D), torch.randn(10, K, D)
+    whole = attend(q, k, v, spec, causal=False)
+    halves = attend(q, k[:4], v[:4], spec, causal=False), attend(q, k[4:], v[4:], spec, causal=False)
+    for got, wanted in zip(merge(*halves[0], *halves[1]), whole, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_merging_with_nothing_changes_nothing() -> None:
+    out, lse = torch.randn(2, H, D), torch.randn(2, H)
+    nothing = torch.zeros(2, H, D), torch.full((2, H), -torch.inf)
+    for got, wanted in zip(merge(out, lse, *nothing), (out, lse), strict=True):
+        torch.testing.assert_close(got, wanted)
+    merged, empty = merge(*nothing, *nothing)
+    assert torch.equal(merged, nothing[0])
+    assert torch.equal(empty, nothing[1])
