@@ -57,6 +57,11 @@ class Branches(Generic[S]):
             return [state[key] for state in self._states]
         return self._states[key]
 
+    def __setitem__(self, index: int, state: S) -> None:
+        """What Python does at the end of `branches[0] += ...`; a branch cannot be replaced by another."""
+        if state is not self._states[index]:
+            raise LangError("a branch cannot be replaced. Write branches[0] += ..., which appends to it.")
+
     def __iadd__(self, expr: Expr | str | Callable[[int], Expr | str]) -> Branches[S]:
         """Append to every branch the same, or what a function of its index gives."""
         for index, state in enumerate(self._states):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -54,7 +54,7 @@ class ChatTemplate:
         if template is None:
             log.info("the model has no chat template; turns are written as `Role: text`")
         self._template = template or PLAIN_TEMPLATE
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._bos_token, self._eos_token = bos_token, eos_token
 
     def render(self, turns: Sequence[Turn]) -> str:
         """The text of `turns`, up to the end of what is written of the last one if that is open.
@@ -72,22 +72,29 @@ class ChatTemplate:
         whole = self._run([*closed, Turn(last.role, last.content + CUT, open=False)], add_generation_prompt=False)
         text, found, _ = whole.partition(CUT)
         if not found:
-            raise ChatError(f"the chat template leaves out the text of role {last.role!r}, so nothing can be generated in it.")
+            raise ChatError(
+                f"the chat template leaves out the text of role {last.role!r}, so nothing can be generated in it."
+            )
         return text
 
     def _run(self, turns: Sequence[Turn], *, add_generation_prompt: bool) -> str:
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
-            rendered, _ = render_jinja_template(
-                conversations=[messages],
-                chat_template=self._template,
-                add_generation_prompt=add_generation_prompt,
-                **self._tokens,
-            )
+            rendered = self._render(messages, add_generation_prompt)
         except TemplateError as error:
             roles = ", ".join(turn.role for turn in turns)
             raise ChatError(f"the model's chat template refuses the roles {roles}: {error}") from error
-        text: str = rendered[0]
+        return rendered
+
+    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        texts: Any = render_jinja_template(
+            [messages],
+            chat_template=self._template,
+            add_generation_prompt=add_generation_prompt,
+            bos_token=self._bos_token,
+            eos_token=self._eos_token,
+        )
+        text: str = texts[0][0]  # one conversation; its text, without the spans of generated text
         return text
 
 
@@ -115,8 +122,8 @@ def compose(items: Sequence[Item], template: ChatTemplate) -> str:
                     text = now
                 else:
                     raise ChatError(
-                        f"the model's chat template writes earlier turns anew when role {item.role!r} begins, but there is "
-                        "text outside of the roles. Put that text into a role."
+                        f"the model's chat template writes earlier turns anew when role {item.role!r} begins, but "
+                        "there is text outside of the roles. Put that text into a role."
                     )
                 rendered = now
     return text

@@ -27,8 +27,4 @@ class NoBackend(RunError):
 
 
 class ChatError(RunError):
-    """The model's chat template cannot say what the program says."""
-
-
-class ChatError(RunError):
     """The model's chat template cannot say what the roles of a program say."""

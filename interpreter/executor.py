@@ -129,20 +129,20 @@ class Executor:
             claimed, self._working = not self._working, True
         return claimed
 
-    def _work(self) -> list[Executor]:
-        """Do tasks until there is none or an answer is awaited; the forks that can start now come back."""
-        started: list[Executor] = []
-        while (task := self._next_task()) is not None:
-            try:
-                started += self._do(task)
-            except Exception as error:
-                self._fail(_failure(error, task), task)
-            except BaseException as error:  # an interrupt of this thread: nothing may wait for ever
-                self._fail(cancelled(f"interrupted by {type(error).__name__}"), task)
-                with self._lock:
-                    self._working = False
-                raise
-        return started
+    def _work(self, ready: deque[Executor]) -> None:
+        """Do tasks until there is none or an answer is awaited. Forks that can start now are added to `ready`."""
+        task = None
+        try:
+            while (task := self._next_task()) is not None:
+                try:
+                    self._do(task, ready)
+                except Exception as error:
+                    self._fail(_failure(error, task), task)
+        except BaseException as error:  # an interrupt of this thread
+            self._fail(_interrupted(error), task)
+            with self._lock:
+                self._working = False
+            raise
 
     def _next_task(self) -> Task | None:
         """Take the next task, if this thread may do one. Gives the session back when it is of no more use."""
@@ -157,7 +157,7 @@ class Executor:
             over.close()
         return task
 
-    def _do(self, task: Task) -> list[Executor]:
+    def _do(self, task: Task, ready: deque[Executor]) -> None:
         session = self._session
         assert session is not None, f"no session for {task!r}"
         match task:
@@ -171,12 +171,11 @@ class Executor:
             case Fork(children):
                 for child, branch in zip(children, session.fork(len(children)), strict=True):
                     child._begin(branch)
-                return list(children)
+                    ready.append(child)
             case Reached(outcome):
                 outcome.succeed(None, "")
             case _:
                 assert_never(task)
-        return []
 
     # Questions and answers
 
@@ -243,10 +242,19 @@ def _settle(tasks: Sequence[Task], failure: Failure) -> None:
 def advance(executor: Executor) -> None:
     """Work this executor's queue, then those of the forks it started, in a loop: forks of forks cost no stack."""
     ready = deque([executor])
-    while ready:
-        current = ready.popleft()
-        if current._claim():
-            ready.extend(current._work())
+    try:
+        while ready:
+            current = ready.popleft()
+            if current._claim():
+                current._work(ready)
+    except BaseException as error:  # an interrupt of this thread: nobody may wait for ever
+        for left in ready:
+            left._fail(_interrupted(error))
+        raise
+
+
+def _interrupted(error: BaseException) -> Failure:
+    return cancelled(f"interrupted by {type(error).__name__}")
 
 
 def _failure(error: Exception, task: Task) -> Failure:

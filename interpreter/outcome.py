@@ -59,12 +59,13 @@ class Outcome:
         self._failure: Failure | None = None
         self._value: Any = None
         self._result: Completion | Selection | None = None
+        self._untold = False  # the text is that of the value, and not made yet
 
     @classmethod
     def of(cls, value: Any) -> Outcome:
-        """An outcome that is there already."""
+        """An outcome that is there already: any Python value, whose text is made when it is asked for."""
         outcome = cls()
-        outcome.succeed(value, str(value))
+        outcome._value, outcome._done, outcome._untold = value, True, True
         return outcome
 
     @property
@@ -117,9 +118,10 @@ class Outcome:
     def text(self) -> str:
         """Wait for the end of the text, and give all of it."""
         self.value()
-        return "".join(self._pieces)
+        return "".join(self.pieces())
 
     def text_so_far(self) -> str:
+        """The pieces that are there by now."""
         return "".join(self._pieces)
 
     def pieces(self) -> Iterator[str]:
@@ -132,6 +134,8 @@ class Outcome:
 
     def _piece(self, index: int) -> str | None:
         with self._grown:
+            if self._untold:
+                self._pieces, self._untold = [str(self._value)], False
             while index >= len(self._pieces):
                 if self._done:
                     return None

@@ -6,6 +6,7 @@ done on a queue; one thread, shared by the process and started at the first stat
 
 from __future__ import annotations
 
+import atexit
 import logging
 import weakref
 from collections.abc import Callable
@@ -19,7 +20,7 @@ class Reaper:
     """Runs an action for each object that has gone, one after the other."""
 
     def __init__(self) -> None:
-        self._actions: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
 
@@ -33,15 +34,21 @@ class Reaper:
             if self._thread is None or not self._thread.is_alive():  # not alive: the process was forked
                 self._thread = Thread(target=self._run, name="branchwise-reaper", daemon=True)
                 self._thread.start()
+                atexit.register(self._end, self._thread)
 
     def _run(self) -> None:
-        while True:
-            action = self._actions.get()
+        while (action := self._actions.get()) is not None:
             try:
                 action()
             except Exception:
                 _log.exception("a state that was dropped could not be given back")
             del action  # it would hold what has gone until the next one goes
+
+    def _end(self, thread: Thread) -> None:
+        """At exit. What is given back may be a whole model, whose tensors must not go while the interpreter does."""
+        if thread.is_alive():
+            self._actions.put(None)
+            thread.join()
 
 
 REAPER = Reaper()

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Condition, Lock, Thread
 from typing import TypeAlias, TypeVar
@@ -26,7 +26,13 @@ class Asked:
     """One call as the backend got it: the operation, and what the session held."""
 
     op: Gen | Select
-    segments: tuple[Segment, ...]
+    _log: Sequence[Segment] = field(repr=False)  # the session's own, which only grows
+    _end: int = field(repr=False)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All that the session held."""
+        return tuple(self._log[: self._end])
 
     @property
     def prompt(self) -> str:
@@ -123,20 +129,23 @@ class _ScriptedSession:
 
     def __init__(self, backend: Scripted, segments: Sequence[Segment]) -> None:
         self._backend = backend
-        self._segments = list(segments)
+        self._segments: list[Segment] = []
+        self._text_len = 0
+        for segment in segments:
+            self._say(segment)
         self._running: _Telling | None = None
         self._closed = False
         backend.count(opened=1)
 
     def append(self, segment: Segment) -> None:
         self._check()
-        self._segments.append(segment)
+        self._say(segment)
 
     def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
         self._check()
         options = gen.options
         assert None not in (options.max_tokens, options.stop, options.temperature, options.top_p, options.n), options
-        said = self._backend.answer(Asked(gen, tuple(self._segments)), options.n or 1)
+        said = self._backend.answer(Asked(gen, self._segments, len(self._segments)), options.n or 1)
         error = next((answer for answer in said if isinstance(answer, Exception)), None)
         texts = [_cut(text, options.stop or ()) for text in said if isinstance(text, str)]
         result = None if error is not None else self._completion(texts)
@@ -155,7 +164,7 @@ class _ScriptedSession:
 
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         self._check()
-        (said,) = self._backend.answer(Asked(select, tuple(self._segments)), 1)
+        (said,) = self._backend.answer(Asked(select, self._segments, len(self._segments)), 1)
 
         def finish(telling: _Telling) -> None:
             if telling.cancelled:
@@ -187,9 +196,8 @@ class _ScriptedSession:
         return samples[0] if len(samples) == 1 else replace(samples[0], samples=tuple(samples))
 
     def _usage(self, text: str) -> Usage:
-        prompt_len = sum(len(segment.text) for segment in self._segments if isinstance(segment, Text))
         size = self._backend.piece_len
-        return Usage(prompt_tokens=-(-prompt_len // size), completion_tokens=-(-len(text) // size))
+        return Usage(prompt_tokens=-(-self._text_len // size), completion_tokens=-(-len(text) // size))
 
     def _tell(self, text: str, on_delta: Callable[[Delta], None], finish: Callable[[_Telling], None]) -> Cancel:
         telling = _Telling(text, self._backend.piece_len, on_delta, finish)
@@ -204,7 +212,11 @@ class _ScriptedSession:
 
     def _end(self, text: str) -> None:
         self._running = None
-        self._segments.append(Text(text))
+        self._say(Text(text))
+
+    def _say(self, segment: Segment) -> None:
+        self._segments.append(segment)
+        self._text_len += len(segment.text) if isinstance(segment, Text) else 0
 
     def _check(self) -> None:
         assert not self._closed, "the session is closed"

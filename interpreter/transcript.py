@@ -124,8 +124,9 @@ class Transcript:
                 case RoleEnd():
                     inside = False
                 case _:
+                    text = _text(entry)  # waits, and raises a failure, also outside of the turns
                     if inside:
-                        messages[-1]["content"] += _text(entry)
+                        messages[-1]["content"] += text
         return messages
 
     def pieces(self, *, until_ended: bool) -> Iterator[str]:

@@ -9,6 +9,7 @@ their own. Nothing here knows a program: see `branchwise.function` for that.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
@@ -66,7 +67,9 @@ class GenerateParams:
 
     def __post_init__(self) -> None:
         if not self.max_tokens >= 1:
-            raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens!r}. To score given text, use score().")
+            raise RequestError(
+                f"max_tokens must be at least 1, got {self.max_tokens!r}. To score given text, use score()."
+            )
         if not 0 <= self.temperature < float("inf"):
             raise RequestError(f"temperature must be 0 or more, got {self.temperature!r}.")
         if not 0 < self.top_p <= 1:
@@ -105,10 +108,8 @@ class Handle:
                 self._post_cancel()
 
     def _post_cancel(self) -> None:
-        try:
+        with contextlib.suppress(EngineClosed):  # closing ended the requests already
             self._loop.post(Cancel(self._requests))
-        except EngineClosed:
-            pass  # closing ended the requests already
 
 
 class Engine:
@@ -140,7 +141,9 @@ class Engine:
         wanted = self.config.num_slots
         slot_bytes = bytes_per_slot(net.specs, net.dtype)
         self.num_slots = auto_num_slots(slot_bytes, self.context_length, device) if wanted == "auto" else wanted
-        vocab = Vocab(self.tokenizer.token_bytes, self.tokenizer.special_ids, self.tokenizer.eos_ids)
+        vocab = Vocab(
+            self.tokenizer.token_bytes, self.tokenizer.special_ids, self.tokenizer.eos_ids, size=net.vocab_size
+        )
         self._compiler = Compiler(vocab)
         self._seeds = random.Random(self.config.seed)
         self._pid = os.getpid()
@@ -175,7 +178,7 @@ class Engine:
         """Continue a prompt and wait for the result.
 
         Args:
-            prompt: text (the spelling of control tokens in it counts as them), or token ids, which are taken as they are.
+            prompt: text (the spelling of a control token in it is that token), or token ids, taken as they are.
             n: take so many samples, and return a list of them.
             params: see `GenerateParams`.
 
@@ -226,24 +229,30 @@ class Engine:
         handle = Handle(self._loop)
 
         def submit(constraint: Constraint | None) -> None:
-            handle._submit(tuple(
-                Request(
-                    tokens=array("i", prompt),
-                    num_prompt=len(prompt),
-                    max_tokens=params.max_tokens,
-                    sampling=SamplingParams(
-                        temperature=params.temperature, top_p=params.top_p, top_k=params.top_k,
-                        seed=seed, path=path, sample=i,
-                    ),
-                    ignore_eos=params.ignore_eos,
-                    constraint=constraint.start() if constraint else None,
-                    detokenizer=self.tokenizer.detokenizer(),
-                    stops=StopMatcher(params.stop),
-                    on_delta=_for_sample(on_delta, i) if on_delta else None,
-                    on_done=_for_sample(on_done, i),
+            handle._submit(
+                tuple(
+                    Request(
+                        tokens=array("i", prompt),
+                        num_prompt=len(prompt),
+                        max_tokens=params.max_tokens,
+                        sampling=SamplingParams(
+                            temperature=params.temperature,
+                            top_p=params.top_p,
+                            top_k=params.top_k,
+                            seed=seed,
+                            path=path,
+                            sample=i,
+                        ),
+                        ignore_eos=params.ignore_eos,
+                        constraint=constraint.start() if constraint else None,
+                        detokenizer=self.tokenizer.detokenizer(),
+                        stops=StopMatcher(params.stop),
+                        on_delta=_for_sample(on_delta, i) if on_delta else None,
+                        on_done=_for_sample(on_done, i),
+                    )
+                    for i in range(n)
                 )
-                for i in range(n)
-            ))
+            )
 
         def compiled(future: Future[Constraint]) -> None:
             try:
@@ -271,15 +280,17 @@ class Engine:
             self._check_prompt(prompt + tokens[:-1])
         handle = Handle(self._loop)
         gather = _Gather(len(continuations), on_done)
-        handle._submit(tuple(
-            Request(
-                tokens=prompt + tokens,
-                num_prompt=len(prompt),
-                score_from=len(prompt),
-                on_done=_for_sample(gather, i),
+        handle._submit(
+            tuple(
+                Request(
+                    tokens=prompt + tokens,
+                    num_prompt=len(prompt),
+                    score_from=len(prompt),
+                    on_done=_for_sample(gather, i),
+                )
+                for i, tokens in enumerate(continuations)
             )
-            for i, tokens in enumerate(continuations)
-        ))
+        )
         return handle
 
     def prompt_tokens(self, prompt: str | Sequence[int]) -> array[int]:
@@ -290,7 +301,11 @@ class Engine:
 
     def continuation_tokens(self, text: str | Sequence[int]) -> array[int]:
         """The ids of a text that continues another."""
-        tokens = array("i", self.tokenizer.encode(text, at_start=False, control=True)) if isinstance(text, str) else self._checked(text)
+        tokens = (
+            array("i", self.tokenizer.encode(text, at_start=False, control=True))
+            if isinstance(text, str)
+            else self._checked(text)
+        )
         if not tokens:
             raise RequestError("score: a continuation is empty; it needs at least one token.")
         return tokens
@@ -320,7 +335,9 @@ class Engine:
     def _checked(self, tokens: Sequence[int]) -> array[int]:
         for token in tokens:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.model.vocab_size:
-                raise RequestError(f"prompt: {token!r} is not a token id; this model has ids 0 to {self.model.vocab_size - 1}.")
+                raise RequestError(
+                    f"prompt: {token!r} is not a token id; this model has ids 0 to {self.model.vocab_size - 1}."
+                )
         return array("i", tokens)
 
     def _check_prompt(self, prompt: array[int]) -> None:
@@ -330,8 +347,8 @@ class Engine:
             raise RequestError("the prompt is empty; write some text first.")
         if len(prompt) >= self.context_length:
             raise RequestTooLong(
-                f"the prompt has {len(prompt)} tokens, and the context of this engine {self.context_length}, one of them for "
-                "the answer. Shorten the prompt."
+                f"the prompt has {len(prompt)} tokens, and the context of this engine {self.context_length}, "
+                "one of them for the answer. Shorten the prompt."
             )
         if len(prompt) > self.num_slots:
             raise OutOfSlots(wanted=len(prompt), free=self.num_slots, total=self.num_slots)

@@ -23,7 +23,7 @@ from .errors import ConstraintError, EngineClosed, EngineError
 from .kv import KVPool
 from .layout import Layout
 from .model import Model, StepInput
-from .request import Delta, FinishReason, Request, Result
+from .request import Delta, FinishReason, Request
 from .sampling import sample
 from .scheduler import Plan, Scheduler, StuckRequest
 from .stats import Stats
@@ -66,7 +66,13 @@ class StepLoop:
     """Every request that is submitted ends in exactly one call of its `on_done`, also when the loop fails or closes."""
 
     def __init__(
-        self, model: Model, attention: Attention, pool: KVPool, scheduler: Scheduler, eos_ids: frozenset[int], context_length: int
+        self,
+        model: Model,
+        attention: Attention,
+        pool: KVPool,
+        scheduler: Scheduler,
+        eos_ids: frozenset[int],
+        context_length: int,
     ) -> None:
         self._model, self._attention, self._pool = model, attention, pool
         self._scheduler = scheduler
@@ -233,7 +239,8 @@ class StepLoop:
         for request in plan.placed:
             request.failures += 1
             if request.failures >= MOST_FAILURES:
-                failure = EngineError(f"request {request.id}: its forward pass failed {request.failures} times: {error!r}")
+                times = request.failures
+                failure = EngineError(f"request {request.id}: its forward pass failed {times} times: {error!r}")
                 failure.__cause__ = error
                 self._fail(request, failure)
 
@@ -257,7 +264,7 @@ class StepLoop:
         if request.constraint is not None:
             allowed = request.constraint.mask().to(logits.device)
             if not bool(allowed.any()):
-                raise ConstraintError(f"request {request.id}: after {request.text!r} no token of the vocabulary can follow.")
+                raise ConstraintError(f"after {request.text!r} no token can follow in this constraint.")
         self._count(generated_tokens=1)
         return sample(logits, request.sampling, len(request.tokens), allowed)
 
@@ -290,7 +297,8 @@ class StepLoop:
         """End a request, with what it generated so far."""
         self._end_request(request)
         if request.score_from is not None:
-            self.tell(request.on_done, EngineError(f"request {request.id}: ended before its text was scored ({detail})."))
+            error = EngineError(f"request {request.id} ended before its text was scored: {detail}")
+            self.tell(request.on_done, error)
             return
         text += request.take_rest()
         if request.stops.matched is not None:

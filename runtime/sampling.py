@@ -47,7 +47,7 @@ def sample(logits: Tensor, params: SamplingParams, position: int, allowed: Tenso
         logits = logits.masked_fill(~allowed, -torch.inf)
     if params.greedy:
         return int(logits.argmax())
-    scaled = logits.double() / params.temperature                           # float64: small temperatures do not overflow
+    scaled = logits.double() / params.temperature                           # float64: small ones do not overflow
     tokens = (scaled > scaled.max() - NEGLIGIBLE).nonzero().squeeze(-1)     # [C]
     tokens, scaled = _truncate(tokens, scaled[tokens], params)
     return int(tokens[(scaled + gumbel(tokens, params, position)).argmax()])

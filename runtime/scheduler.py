@@ -135,7 +135,7 @@ class Scheduler:
     def _victim(self, request: Request, draft: _Draft) -> Request:
         """Of the requests younger than `request` that have no rows in this step, the cheapest to compute again."""
         younger = [r for r in self.running if r.id > request.id and r.node is not None and r not in draft.placed]
-        return min(younger, key=lambda r: sum(len(n) for n in r.node.path() if n.lock == 1) if r.node else 0, default=request)
+        return min(younger, key=_own_tokens, default=request)
 
     def _retract(self, request: Request) -> None:
         self._release(request)
@@ -165,6 +165,11 @@ class StuckRequest(Exception):
     def __init__(self, request: Request) -> None:
         super().__init__(f"request {request.id} has no slot left")
         self.request = request
+
+
+def _own_tokens(request: Request) -> int:
+    """How many tokens would have to be computed again if only what others use stayed."""
+    return sum(len(node) for node in request.node.path() if node.lock == 1) if request.node else 0
 
 
 def _wanted_places(request: Request) -> list[Wanted]:

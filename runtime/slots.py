@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Iterable
+from itertools import pairwise
 
 from .errors import OutOfSlots
 
@@ -62,9 +63,10 @@ class SlotPool:
     def check(self) -> None:
         """Assert the invariant of the class."""
         runs = sorted(self._end_of.items())
-        assert sum(end - start for start, end in runs) == self.num_free, f"free runs {runs} do not add up to {self.num_free}"
+        length = sum(end - start for start, end in runs)
+        assert length == self.num_free, f"free runs of {length} slots in all, counted {self.num_free}"
         assert self._start_of == {end: start for start, end in runs}, "the two maps of free runs differ"
-        assert all(a[1] < b[0] for a, b in zip(runs, runs[1:], strict=False)), f"free runs touch or overlap: {runs}"
+        assert all(a[1] < b[0] for a, b in pairwise(runs)), f"free runs touch or overlap: {runs}"
 
     def _take(self, run: int, start: int, wanted: int, taken: array[int]) -> None:
         """Move up to `wanted` slots to `taken`, from `start` on, out of the free run that begins at `run`."""

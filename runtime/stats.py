@@ -37,10 +37,14 @@ class Stats:
         names = [f.name for f in dataclasses.fields(self) if f.name not in state]
         return dataclasses.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in names})
 
-    def __str__(self) -> str:
+    @property
+    def hits(self) -> str:
+        """What sharing saved, in words."""
         share = f", {self.hit_tokens / self.prompt_tokens:.0%}" if self.prompt_tokens else ""
+        return f"prefix hits: {self.hit_tokens} of {self.prompt_tokens} prompt tokens{share}"
+
+    def __str__(self) -> str:
         return (
-            f"prefix hits: {self.hit_tokens} of {self.prompt_tokens} prompt tokens{share} | "
-            f"{self.generated_tokens} generated in {self.steps} steps | "
+            f"{self.hits} | {self.generated_tokens} generated in {self.steps} steps | "
             f"slots: {self.free_slots} free, {self.evictable_slots} cached, {self.protected_slots} in use"
         )

@@ -127,7 +127,7 @@ class RadixTree:
             step = step.parent
 
     def append(self, node: Node, tokens: array[int]) -> Node:
-        """Add `tokens` after `node`, on which the caller has a lock; returns the node where they end, locked instead.
+        """Add `tokens` after `node`, which the caller holds; returns the node where they end, locked instead.
 
         The leaf grows in place if only the caller uses it; otherwise a child opens. Slots come from
         the pool, by eviction if need be. Until `commit`, the tokens are fresh.
@@ -135,7 +135,7 @@ class RadixTree:
         Raises:
             OutOfSlots: the pool and what can be evicted do not suffice; nothing has changed then.
         """
-        assert node.lock > 0 and tokens and tokens[0] not in node.children, f"cannot append {_short(tokens)} to {node!r}"
+        assert node.lock and tokens and tokens[0] not in node.children, f"cannot append {_short(tokens)} to {node!r}"
         self.reserve(len(tokens))
         slots = self.pool.allocate(len(tokens), after=node.slots[-1] if node.slots else None)
         if node.children or node.lock > 1 or node.sealed or node is self.root:
@@ -214,8 +214,10 @@ class RadixTree:
         self.pool.check()
         nodes = list(self.nodes())
         for node in nodes:
-            assert node.parent is not None and node.parent.children[node.tokens[0]] is node, f"{node!r} hangs in the wrong place"
-            assert 0 < len(node) == len(node.slots) and 0 <= node.fresh <= len(node), f"{node!r} has no or too few slots"
+            assert node.parent is not None, f"{node!r} has no parent"
+            assert node.parent.children[node.tokens[0]] is node, f"{node!r} hangs in the wrong place"
+            assert 0 < len(node) == len(node.slots), f"{node!r} has no or too few slots"
+            assert 0 <= node.fresh <= len(node), f"{node!r} has {node.fresh} fresh tokens"
             assert node.lock >= sum(child.lock for child in node.children.values()), f"{node!r} has too few locks"
         for state, count in (("evictable", self.evictable), ("protected", self.protected)):
             real = sum(len(node) for node in nodes if (node.lock == 0) == (state == "evictable"))
@@ -255,7 +257,9 @@ class RadixTree:
     def _absorb_parent(self, node: Node) -> None:
         """Join `node` with its parent if no sequence, prompt or branch ends between them."""
         parent = node.parent
-        if parent is None or parent.parent is None or parent.sealed or len(parent.children) > 1 or parent.lock != node.lock:
+        if parent is None or parent.parent is None or parent.sealed:
+            return
+        if len(parent.children) > 1 or parent.lock != node.lock:
             return
         node.tokens, node.slots = parent.tokens + node.tokens, parent.slots + node.slots
         node.parent = parent.parent

@@ -29,6 +29,9 @@ from transformers import (
 from branchwise.runtime.errors import ModelNotFound
 from branchwise.runtime.models import resolve
 
+# On tiny models more threads gain nothing, and on a busy machine they wait for each other a long time.
+#torch.set_num_threads(1)
+
 settings.register_profile("branchwise", deadline=None)
 settings.load_profile("branchwise")
 

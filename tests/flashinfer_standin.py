@@ -6,6 +6,7 @@ Its kernels need a GPU; the arrays they are given do not. What this accepts, the
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def need_int32(tensor: Tensor, length: int | None, name: str) -> list[int]:
 
 
 def is_rising(values: list[int]) -> bool:
-    return values[0] == 0 and all(a <= b for a, b in zip(values, values[1:], strict=False))
+    return values[0] == 0 and all(a <= b for a, b in pairwise(values))
 
 
 class BatchPrefillWithPagedKVCacheWrapper:

@@ -40,18 +40,18 @@ POSIX: dict[str, Charset] = {
 }
 
 
-@lru_cache(1024)
+@lru_cache(64)
 def union(*sets: Charset) -> Charset:
     merged: list[tuple[int, int]] = []
-    for low, high in sorted(piece for charset in sets for piece in charset):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = merged[-1][0], max(merged[-1][1], high)
+    for piece in sorted(piece for charset in sets for piece in charset):
+        if merged and piece[0] <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(merged[-1][1], piece[1])
         else:
-            merged.append((low, high))
+            merged.append(piece)
     return tuple(merged)
 
 
-@lru_cache(1024)
+@lru_cache(64)
 def negate(charset: Charset) -> Charset:
     """All characters but those of `charset`; surrogates are none."""
     edges = [(-1, -1), *union(charset, ((0xD800, 0xDFFF),)), (LAST + 1, LAST + 1)]
@@ -79,7 +79,7 @@ def word() -> Charset:
     return union(*(category(name) or () for name in ("L", "M", "Nd", "Nl", "Pc")), ((0x200C, 0x200D), (0x24B6, 0x24E9)))
 
 
-@lru_cache(1024)
+@lru_cache(64)
 def fold(charset: Charset) -> Charset:
     """`charset` with the other cases of its characters."""
     twins = _twins()

@@ -3,7 +3,8 @@
 The compiling library has no limits and cannot be stopped, so a pattern is first made deterministic
 here: over classes of characters instead of bytes and tokens, which is cheap, and under a budget that
 ends the work as soon as it is spent. Like the library, a state is the *ordered* list of the places in
-the pattern where the text may be, and repeats are written out the way it does. States inside a character of several bytes are counted, not made.
+the pattern where the text may be, and repeats are written out the way it does. States inside a
+character of several bytes are counted, not made.
 """
 
 from __future__ import annotations

@@ -64,23 +64,25 @@ class Vocab:
 
     def count_first_bytes(self, alphabet: int) -> list[int]:
         """How many tokens begin with each byte, of those spelled in `alphabet` alone: the bytes whose bit is set."""
-        first, held = self._byte_table
         words = torch.tensor([_word(alphabet, number) for number in range(4)])
-        inside = ((held & ~words) == 0).all(dim=1)
-        counts: list[int] = torch.bincount(first[inside], minlength=256).tolist()
-        return counts
+        counts = torch.zeros(257, dtype=torch.int64)  # the last is of those outside the alphabet
+        for first, held in self._byte_table:
+            inside = ((held & ~words) == 0).all(dim=1)
+            counts += torch.bincount(torch.where(inside, first, 256), minlength=257)
+        listed: list[int] = counts[:256].tolist()
+        return listed
 
     @cached_property
-    def _byte_table(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """For T usable tokens, [T] int64 the first byte, and [T, 4] int64 the set of all bytes as bits."""
-        tokens = [
-            (spelled[0], sum(1 << byte for byte in set(spelled)))
-            for spelled, ids in self.spellings.items()
-            for _ in ids
-        ]
-        first = torch.tensor([byte for byte, _ in tokens], dtype=torch.int64)
+    def _byte_table(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For T usable tokens, [T] int64 the first byte, and [T, 4] int64 the set of all bytes as bits.
+
+        In pieces so small that torch wakes no other threads: waiting for them would take longer.
+        """
+        tokens = [(spelled, _byte_set(spelled)) for spelled, ids in self.spellings.items() for _ in ids]
+        first = torch.tensor([spelled[0] for spelled, _ in tokens], dtype=torch.int64)
         held = torch.tensor([[_word(held, number) for number in range(4)] for _, held in tokens], dtype=torch.int64)
-        return first, held.reshape(-1, 4)
+        starts = range(0, len(first), 4096)
+        return [(first[start : start + 4096], held[start : start + 4096]) for start in starts]
 
     @cached_property
     def fenced(self) -> Vocabulary:
@@ -91,12 +93,20 @@ class Vocab:
 
     def can_spell(self, text: str) -> bool:
         """Whether some sequence of tokens is exactly `text`."""
-        data, longest = text.encode(), max(map(len, self.spellings), default=0)
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            return False
+        longest = max(map(len, self.spellings), default=0)
         reached = [True] + [False] * len(data)
         for end in range(1, len(data) + 1):
             starts = range(max(0, end - longest), end)
             reached[end] = any(reached[start] and data[start:end] in self.spellings for start in starts)
         return reached[-1]
+
+
+def _byte_set(data: bytes) -> int:
+    return sum(1 << byte for byte in set(data))
 
 
 def _word(bits: int, number: int) -> int:

@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from ..attention import AttnSpec
 from ..errors import WeightsError
@@ -54,7 +55,8 @@ class TransformersModel:
                 logits_to_keep=logit_rows,
                 branchwise_step=context,
             )
-        return output.logits[0].float()
+        logits: Tensor = output.logits[0].float()
+        return logits
 
     def _probe(self, num_layers: int) -> tuple[AttnSpec, ...]:
         """What each layer asks of attention, found by running one token."""
@@ -129,15 +131,18 @@ def refuse_recurrent(config: transformers.PreTrainedConfig) -> None:
     """Raise `WeightsError` if some layer keeps a recurrent state; such a state cannot be shared by prefix."""
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or []) & RECURRENT
     if kinds:
-        raise WeightsError(f"{config.model_type}: layers of kind {', '.join(sorted(kinds))} keep a recurrent state; not supported.")
+        raise WeightsError(
+            f"{config.model_type}: layers of kind {', '.join(sorted(kinds))} keep a recurrent state, which cannot "
+            "be shared by prefix. Use a model whose layers all attend."
+        )
 
 
 def load_weights(folder: Path, dtype: torch.dtype) -> Any:
     """The model in `folder` with every weight from its safetensors files; none is left random."""
     if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()  # bars are for people who watch
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # bars are for people who watch
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=NAME,
@@ -147,8 +152,10 @@ def load_weights(folder: Path, dtype: torch.dtype) -> Any:
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise WeightsError(f"{folder}: the weights cannot be loaded: {error}") from error
+    model, info = loaded
     problems = [f"missing {name}" for name in sorted(info["missing_keys"])]
     problems += [f"{name} has shape {tuple(a)}, not {tuple(b)}" for name, a, b in sorted(info["mismatched_keys"])]
     if problems:
-        raise WeightsError(f"{folder}: {len(problems)} weights do not fit the configuration: {'; '.join(problems[:4])}.")
+        shown = "; ".join(problems[:4])
+        raise WeightsError(f"{folder}: {len(problems)} weights do not fit the configuration: {shown}.")
     return model

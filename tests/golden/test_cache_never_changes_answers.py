@@ -51,7 +51,7 @@ def prompts(seed: int, vocab_size: int = 400) -> list[Tokens]:
     """Prompts of many lengths, some of which share a prefix, contain or equal each other."""
     rng = random.Random(seed)
     base = [[rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 50))] for _ in range(6)]
-    return [*base, base[0][:20] + [7, 8], base[1] + base[2], base[1] + [9], base[3], base[4][:1]]
+    return [*base, [*base[0][:20], 7, 8], base[1] + base[2], [*base[1], 9], base[3], base[4][:1]]
 
 
 def cold(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:

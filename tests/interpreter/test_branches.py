@@ -48,6 +48,8 @@ def test_branches_are_a_sequence(scripted: Make) -> None:
             branches[3]
         with pytest.raises(UnknownVariable):
             branches["nope"]
+        with pytest.raises(LangError, match=r"a branch cannot be replaced"):
+            branches[0] = branches[1]
         with pytest.raises(LangError, match=r"Write branches \+= \.\.\., which appends to each of them"):
             branches + "x"
 
@@ -75,7 +77,7 @@ def test_nothing_leaks_between_branches_and_their_parent(scripted: Make) -> None
         s["k"] = "parent"
         branches = s.fork(2)
         branches[0]["k"] = "zero"
-        branches[0] += gen("only0")  # type: ignore[misc]  # appends in place, like any state
+        branches[0] += gen("only0")
         s["late"] = 1
         s += "more"
         assert branches[1]["k"] == "parent"
@@ -123,20 +125,20 @@ def test_a_fork_of_none_is_refused(count: int, scripted: Make) -> None:
 
 def test_join_waits_for_all_and_raises_the_failure_of_the_first_branch_that_failed(scripted: Make) -> None:
     def answer(asked: Any) -> str | Exception:
-        return ValueError(asked.prompt) if asked.prompt in "23" else "x" * 40
+        return ValueError(asked.prompt) if asked.prompt in "12" else "x" * 40
 
     def write(s: State) -> None:
         branches = s.fork(4)
         branches += lambda i: f"{i}" + gen("x")
         with pytest.raises(GenerationError) as caught:
             branches.join()
-        assert str(caught.value) == 'gen("x"): 2'
-        assert caught.value.__notes__[-1] == "It was raised by branch 2 of 4."
+        assert str(caught.value) == 'gen("x"): 1'
+        assert caught.value.__notes__[-1] == "It was raised by branch 1 of 4."
         assert all(branches[i]._transcript.find("x").done for i in range(4)), "the others were waited for"
-        assert branches[0]["x"] == branches[1]["x"] == "x" * 40
-        with pytest.raises(GenerationError, match=r'^gen\("x"\): 3$'):
-            branches[3]["x"]
-        with pytest.raises(GenerationError, match=r'^gen\("x"\): 2$'):
+        assert branches[0]["x"] == branches[3]["x"] == "x" * 40
+        with pytest.raises(GenerationError, match=r'^gen\("x"\): 2'):
+            branches[2]["x"]
+        with pytest.raises(GenerationError, match=r'^gen\("x"\): 1'):
             branches["x"]
         assert "x" not in s
         s += "the parent goes on"
@@ -149,12 +151,12 @@ def test_a_failed_parent_fails_the_branches_that_did_not_start(scripted: Make) -
         s += gen("bad")
         branches = s.fork(2)
         branches += gen("x")
-        with pytest.raises(GenerationError, match=r'^gen\("bad"\): boom$'):
+        with pytest.raises(GenerationError, match=r'^gen\("bad"\): boom'):
             branches.join()
-        with pytest.raises(GenerationError, match=r'^gen\("bad"\): boom$'):
+        with pytest.raises(GenerationError, match=r'^gen\("bad"\): boom'):
             branches[1]["x"]
 
-    with pytest.raises(GenerationError, match=r'^gen\("bad"\): boom$'):
+    with pytest.raises(GenerationError, match=r'^gen\("bad"\): boom'):
         run(write, scripted({"bad": ValueError("boom"), "x": "x"}, delay_s=0.001))
 
 

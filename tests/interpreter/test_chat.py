@@ -69,7 +69,9 @@ def test_what_a_template_refuses_is_said_with_its_own_words_and_the_roles() -> N
 
 
 def test_loose_text_stands_where_it_was_put() -> None:
-    text = compose([Loose("Before. "), user("hi"), Loose("Between. "), assistant("yes"), Loose("After.")], template(CHATML))
+    text = compose(
+        [Loose("Before. "), user("hi"), Loose("Between. "), assistant("yes"), Loose("After.")], template(CHATML)
+    )
     assert text == "Before. <s>user\nhi</s>\nBetween. <s>assistant\nyes</s>\nAfter."
 
 

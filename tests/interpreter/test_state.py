@@ -116,7 +116,7 @@ def test_plus_without_equals_is_refused(scripted: Make) -> None:
     state = run(lambda s: None, scripted({}))
     message = "a state is not a value to add to. Write s += ..., which appends to it."
     assert message_of(lambda: state + gen("x"), LangError) == message
-    assert message_of(lambda: "x" + state, LangError) == message  # type: ignore[operator]
+    assert message_of(lambda: "x" + state, LangError) == message
 
 
 def test_an_expression_that_cannot_be_appended_leaves_the_state_as_it_was(scripted: Make) -> None:
@@ -223,3 +223,21 @@ def test_a_state_can_be_written_after_its_run(scripted: Make) -> None:
     state += gen("b")
     assert state["b"] == "B"
     assert state.text() == "aB"
+
+
+def test_a_python_value_becomes_text_only_where_it_is_said(scripted: Make) -> None:
+    class Table:
+        said = 0
+
+        def __str__(self) -> str:
+            Table.said += 1
+            return "<table>"
+
+    def write(s: State) -> None:
+        s["table"] = table = Table()
+        assert s["table"] is table
+        assert Table.said == 0
+        s += Var("table") + " and " + Var("table")
+        assert list(s.text_iter("table")) == ["<table>"]
+
+    assert run(write, scripted({})).text() == "<table> and <table>"

@@ -43,9 +43,7 @@ def message_of(call: Callable[[], object], kind: type[Exception] = OptionError) 
 
 def test_gen_keeps_what_it_is_given_and_nothing_else() -> None:
     op = gen("a", max_tokens=8, stop=["\n"], temperature=0, top_p=0.5, top_k=3, seed=7, n=2, ignore_eos=True)
-    options = GenOptions(
-        max_tokens=8, stop=("\n",), temperature=0.0, top_p=0.5, top_k=3, seed=7, n=2, ignore_eos=True
-    )
+    options = GenOptions(max_tokens=8, stop=("\n",), temperature=0.0, top_p=0.5, top_k=3, seed=7, n=2, ignore_eos=True)
     assert op == Gen("a", options)
     assert gen() == Gen(None, GenOptions())
 
@@ -156,7 +154,7 @@ def test_select_takes_its_choices_by_place_or_by_name() -> None:
         (lambda: select(["a"]), "select(): the name must be a string, got ['a'] (list)."),  # type: ignore[arg-type]
         (
             lambda: select("x", ["a"], choices_method="best"),  # type: ignore[arg-type]
-            'select("x"): choices_method must be one of token_length_normalized, greedy_token_selection, got \'best\'.',
+            "select(\"x\"): choices_method must be one of token_length_normalized, greedy_token_selection, got 'best'.",
         ),
     ],
 )
@@ -193,7 +191,10 @@ def test_operations_are_joined_in_order_and_never_nested() -> None:
             lambda: f"Answer: {gen('a')}",
             'gen("a") stands inside an f-string, which would turn it into text. Append it with + instead.',
         ),
-        (lambda: "a" + gen("b") + 5, "cannot append 5 (int) to a state. Write text, gen(...), select(...) or a role."),
+        (
+            lambda: "a" + gen("b") + 5,  # type: ignore[operator]
+            "cannot append 5 (int) to a state. Write text, gen(...), select(...) or a role.",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(write: Callable[[], object], message: str) -> None:

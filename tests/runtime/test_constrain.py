@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def bpe() -> tuple[Tokenizer, Vocab]:
     tokenizer.train_from_iterator(corpus * 3, trainer)
     to_byte = _byte_of_letter()
     names = [tokenizer.id_to_token(token) for token in range(tokenizer.get_vocab_size())]
-    spelled = [b"", b"", *(bytes(to_byte[letter] for letter in name) for name in names[2:])]
+    spelled = [b"", b"", *(bytes(to_byte[letter] for letter in name or "") for name in names[2:])]
     spelled.append(b"New")
     return tokenizer, Vocab(spelled, [1], [0], size=len(spelled) + 5)
 
@@ -104,11 +105,11 @@ def _byte_of_letter() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("entry", REGEXES, ids=lambda entry: str(entry["id"]))
-def test_a_regex_takes_its_language_and_nothing_else(entry: dict[str, str], bpe: tuple[Tokenizer, Vocab]) -> None:
+def test_a_regex_takes_its_language_and_nothing_else(entry: dict[str, Any], bpe: tuple[Tokenizer, Vocab]) -> None:
     tokenizer, vocab = bpe
     in_bytes, in_tokens = compiled(entry["regex"]), compiled(entry["regex"], vocab)
     single = {spelled[0]: token for token, spelled in enumerate(vocab.token_bytes) if len(spelled) == 1}
-    for text, valid in ((test["text"], test["valid"]) for test in entry["tests"]):  # type: ignore[index]
+    for text, valid in ((test["text"], test["valid"]) for test in entry["tests"]):
         assert spelled_in_bytes(in_bytes, text) == valid, text
         assert takes(in_tokens, (single[byte] for byte in text.encode()), end=0) == valid, text
         tokens = tokenizer.encode(text).ids
@@ -296,8 +297,8 @@ def test_the_refusal_says_how_large_and_what_to_do() -> None:
     with pytest.raises(ConstraintError) as raised:
         compiled("((x{1,200}){1,200}){1,200}")
     assert str(raised.value) == (
-        "the constraint is too large: with its repeats written out it has 8000000 places, at most 20000 can be compiled. "
-        "Shorten its bounded repeats."
+        "the constraint is too large: with its repeats written out it has 8000000 places, "
+        "at most 20000 can be compiled. Shorten its bounded repeats."
     )
     with pytest.raises(ConstraintError) as raised:
         compile_regex("[ab]{1,9}", BYTE_VOCAB, Budget(max_seconds=264 * 10e-9 * 5))
@@ -324,9 +325,12 @@ def test_the_refusal_says_how_large_and_what_to_do() -> None:
         (Regex(r"[^\s\S]"), "a class that no character is in, ending at position 7 of the pattern is not supported."),
         (
             Regex("(" * 101 + ")" * 101),
-            "more than 100 groups or classes inside each other, the last at position 101 of the pattern is not supported.",
+            "more than 100 groups or classes inside each other, the last "
+            "at position 101 of the pattern is not supported.",
         ),
         (Choices(()), "there are no choices to choose from."),
+        (Regex("\ud800"), "the character U+D800, ending at position 1 of the pattern is not supported."),
+        (Choices(("\ud800",)), r"this vocabulary cannot spell the choice '\ud800'."),
         (Choices(("yes", "\U0010ffff")), r"this vocabulary cannot spell the choice '\U0010ffff'."),
     ],
 )

@@ -80,7 +80,9 @@ def start(engine: Engine, prompt: list[int], **options: Any) -> tuple[Any, list[
 # --------------------------------------------------------------------------------------------- what sharing saves
 
 
-def test_eight_samples_over_a_long_prompt_take_the_slots_and_the_rows_of_one_prompt_and_eight_answers(engine: Engine) -> None:
+def test_eight_samples_over_a_long_prompt_take_the_slots_and_the_rows_of_one_prompt_and_eight_answers(
+    engine: Engine,
+) -> None:
     rows, prompt, new = Rows(engine), [3 + i % 300 for i in range(600)], 6
     results = engine.generate(prompt, n=8, max_tokens=new, temperature=1.5, ignore_eos=True, seed=11)
     paths = {(*prompt, *result.tokens[: new - 1]) for result in results}  # the last token is sampled, not computed
@@ -110,17 +112,22 @@ def test_what_was_generated_is_a_hit_for_what_follows(engine: Engine) -> None:
     assert longer.hit_tokens == len(prompt) + 10 - 1
 
 
+def bits(tensor: Tensor) -> Tensor:
+    """A copy that compares as bits: what was never written may be NaN."""
+    return tensor.clone().view(torch.int32)
+
+
 def test_a_prompt_that_is_cached_whole_is_answered_alike_and_its_slots_are_not_written_again(engine: Engine) -> None:
     prompt = list(range(10, 43))
     first = [engine.generate(prompt[:end], max_tokens=1, temperature=0, ignore_eos=True).tokens for end in (33, 32, 1)]
     used = engine.stats.free_slots
-    before = [k.clone() for k in engine._loop._pool.k]
+    before = [bits(k) for k in engine._loop._pool.k]
     again = [engine.generate(prompt[:end], max_tokens=1, temperature=0, ignore_eos=True) for end in (33, 32, 1)]
     assert [result.tokens for result in again] == first
     assert [result.hit_tokens for result in again] == [32, 31, 0]
     assert engine.stats.free_slots == used
     for now, then in zip(engine._loop._pool.k, before, strict=True):
-        assert torch.equal(now[:-1], then[:-1])  # the last row is the scratch slot
+        assert torch.equal(bits(now)[:-1], then[:-1])  # the last row is the scratch slot
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -200,11 +207,21 @@ def test_a_constraint_that_was_cut_off_says_so(engine: Engine) -> None:
         ([], {}, RequestError, "the prompt is empty; write some text first."),
         ([400], {}, RequestError, "prompt: 400 is not a token id; this model has ids 0 to 399."),
         ([-1], {}, RequestError, "prompt: -1 is not a token id; this model has ids 0 to 399."),
-        ([5], {"max_tokens": 0}, RequestError, "max_tokens must be at least 1, got 0. To score given text, use score()."),
+        (
+            [5],
+            {"max_tokens": 0},
+            RequestError,
+            "max_tokens must be at least 1, got 0. To score given text, use score().",
+        ),
         ([5], {"temperature": float("nan")}, RequestError, "temperature must be 0 or more, got nan."),
         ([5], {"top_p": 0}, RequestError, r"top_p must be in (0, 1], got 0."),
         ([5], {"stop": ("",)}, RequestError, "stop: an empty string is found in every text; leave it out of ['']."),
-        ([5] * 3000, {}, RequestTooLong, "the prompt has 3000 tokens, and the context of this engine 2048, one of them for"),
+        (
+            [5] * 3000,
+            {},
+            RequestTooLong,
+            "the prompt has 3000 tokens, and the context of this engine 2048, one of them for",
+        ),
         ([5] * 2047, {"num_slots": 64}, OutOfSlots, "the request needs 2047 slots, 64 are free. Raise num_slots (64)"),
     ],
 )
@@ -228,7 +245,9 @@ def test_a_bad_regex_fails_its_own_request_only(engine: Engine) -> None:
 
 
 def test_an_unknown_option_of_the_engine_is_named(tiny_model: Path) -> None:
-    with pytest.raises(RequestError, match="got an unexpected keyword argument 'num_slot'.* Its options: device, dtype, num_slots"):
+    with pytest.raises(
+        RequestError, match=r"got an unexpected keyword argument 'num_slot'.* Its options: device, dtype, num_slots"
+    ):
         Engine(tiny_model, num_slot=3)
 
 
@@ -271,7 +290,9 @@ def test_a_step_that_fails_once_is_done_again_and_changes_nothing(engine: Engine
 def test_a_step_that_fails_again_fails_its_requests_with_the_cause_and_the_engine_goes_on(engine: Engine) -> None:
     rows = Rows(engine)
     rows.fail_next = 2
-    with pytest.raises(EngineError, match="its forward pass failed 2 times: RuntimeError.'the device is on fire'.") as caught:
+    with pytest.raises(
+        EngineError, match=r"its forward pass failed 2 times: RuntimeError.'the device is on fire'."
+    ) as caught:
         engine.generate([5, 6, 7], max_tokens=3)
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert engine.generate([5, 6, 7], max_tokens=3, ignore_eos=True).sampled_tokens == 3
@@ -290,7 +311,7 @@ def test_closing_fails_what_is_not_finished(tiny_model: Path) -> None:
 
 def test_a_bug_in_the_loop_reaches_everybody_who_waits(tiny_model: Path) -> None:
     with Engine(tiny_model, num_slots=2048) as engine:
-        handle, results, done = start(engine, [5, 6])
+        _, results, done = start(engine, [5, 6])
         engine._loop._scheduler.plan = None  # type: ignore[method-assign,assignment]  # breaks the loop
         assert done.wait(10)
         assert isinstance(results[0], EngineClosed)
@@ -359,7 +380,9 @@ def test_weights_that_are_missing_are_named_before_anything_starts(tiny_model: P
     weights = load_file(tiny_model / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    before = threading.active_count()
-    with pytest.raises(WeightsError, match=r"1 weights do not fit the configuration: missing model.layers.1.mlp.up_proj.weight"):
+    before = set(threading.enumerate())
+    with pytest.raises(
+        WeightsError, match=r"1 weights do not fit the configuration: missing model.layers.1.mlp.up_proj.weight"
+    ):
         Engine(tmp_path)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before

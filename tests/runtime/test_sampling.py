@@ -42,7 +42,10 @@ def test_a_draw_depends_on_seed_path_sample_and_position_alone() -> None:
     assert sample(logits, params, 10) == base
     others = [
         sample(logits, params, 11),
-        *(sample(logits, dataclasses.replace(params, **change), 10) for change in ({"seed": 4}, {"path": (0,)}, {"sample": 1})),
+        *(
+            sample(logits, dataclasses.replace(params, **change), 10)
+            for change in ({"seed": 4}, {"path": (0,)}, {"sample": 1})
+        ),
         sample(logits, dataclasses.replace(params, path=(0, 1)), 10),
     ]
     assert len({base, *others}) == 6

@@ -33,7 +33,9 @@ def test_freed_neighbours_are_one_run_again() -> None:
     assert list(pool.allocate(64)) == list(range(64))
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.booleans()), max_size=60), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.booleans()), max_size=60), st.randoms(use_true_random=False)
+)
 def test_every_slot_is_free_or_allocated_once(moves: list[tuple[int, bool, bool]], rng: random.Random) -> None:
     pool, held = SlotPool(48), list[list[int]]()
     for count, give_back, grow in moves:

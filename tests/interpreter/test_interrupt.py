@@ -1,0 +1,109 @@
+"""Ctrl-C: within a second, everything is cancelled, and the next run answers."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from branchwise.interpreter import Cancelled, Scripted, State, function
+from branchwise.lang import gen
+
+Make = Callable[..., Scripted]
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+@function
+def forever(s: State) -> None:
+    s += gen("long") + gen("long")
+    branches = s.fork(2)
+    branches += gen("long")
+    branches.join()
+
+
+@function
+def nested(s: State, backend: Any) -> None:
+    forever.run_batch([{}] * 20, num_threads=3, backend=backend)
+
+
+def one(backend: Scripted) -> None:
+    forever.run(backend=backend)
+
+
+def batch(backend: Scripted) -> None:
+    forever.run_batch([{}] * 500, backend=backend)
+
+
+def batch_of_batches(backend: Scripted) -> None:
+    nested.bind(backend=backend).run_batch([{}] * 20, num_threads=4, backend=backend)
+
+
+def stream(backend: Scripted) -> None:
+    list(forever.run(stream=True, backend=backend).text_iter())
+
+
+def reading_a_stream(backend: Scripted) -> None:
+    forever.run(stream=True, backend=backend)["long"]
+
+
+def joining(backend: Scripted) -> None:
+    state = function(lambda s: None).run(backend=backend)
+    branches = state.fork(3)
+    branches += gen("long")
+    branches.join()
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """A `KeyboardInterrupt` reaches the block on time, and leaves it within a second of that."""
+    main = threading.get_ident()
+    timer = threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT))
+    began = time.monotonic()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    assert time.monotonic() - began < seconds + 1
+    timer.join()
+
+
+@pytest.mark.parametrize("work", [one, batch, batch_of_batches, stream, reading_a_stream, joining])
+def test_an_interrupt_cancels_everything(
+    work: Callable[[Scripted], None], scripted: Make, eventually: Eventually
+) -> None:
+    backend = scripted({"long": "x" * 1_000_000, "a": "A"}, delay_s=0.001, piece_len=1)
+    with interrupted_after(0.3):
+        work(backend)
+    eventually(lambda: backend.open_sessions == 0)
+    eventually(lambda: not any(t.name.startswith("branchwise-batch") for t in threading.enumerate()))
+    assert function(lambda s: s.__iadd__(gen("a"))).run(backend=backend)["a"] == "A"
+
+
+@pytest.mark.parametrize("read", [lambda s: s["long"], lambda s: s.sync(), lambda s: list(s.text_iter("long"))])
+def test_an_interrupted_reader_cancels_the_state_that_it_still_holds(
+    read: Callable[[State], object], scripted: Make, eventually: Eventually
+) -> None:
+    backend = scripted({"long": "x" * 1_000_000}, delay_s=0.001, piece_len=1)
+    state = forever.stream(backend=backend)
+    with interrupted_after(0.1):
+        read(state)
+    eventually(lambda: backend.open_sessions == 0)
+    with pytest.raises(Cancelled):
+        state["long"]
+
+
+def test_an_interrupted_batch_begins_nothing_new_in_programs_that_go_on(scripted: Make, eventually: Eventually) -> None:
+    backend = scripted({"long": "x" * 1_000_000}, delay_s=0.001, piece_len=1)
+
+    def stubborn(s: State) -> None:
+        for _ in range(3):
+            with suppress(Cancelled):
+                forever.run(backend=backend)
+
+    with interrupted_after(0.2):
+        function(stubborn).run_batch([{}] * 4, num_threads=4, backend=backend)
+    eventually(lambda: not any(t.name.startswith("branchwise-batch") for t in threading.enumerate()))

@@ -1,0 +1,59 @@
+"""The examples run on the demo model, and print an answer and what sharing saved."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from branchwise import Engine
+
+EXAMPLES = [p for p in sorted((Path(__file__).parents[1] / "examples").glob("*.py")) if p.stem != "__main__"]
+EXPECTED = {
+    "agent": ["Step: calculate 45 + 87", "Result: 132", "132."],
+    "chat": ["assistant: The capital of France is Paris.", "user: Name one thing to eat there."],
+    "few_shot": ["What is the capital of Japan?", "Tokyo", "Leonardo da Vinci"],
+    "parallel_tips": ["1. Eat", "2. Keep your bedroom", "3. Exercise", "The most important of these is to"],
+    "self_consistency": ["The vote: 20"],
+}
+
+
+@pytest.fixture(scope="module")
+def engine(demo_model: Path) -> Iterator[Engine]:
+    with Engine(demo_model, num_slots=8192) as engine:
+        yield engine
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_its_answer_and_its_prefix_hits(
+    path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(path).main(engine)
+    printed = capsys.readouterr().out
+    for text in EXPECTED[path.stem]:
+        assert text in printed
+    found = re.search(r"prefix hits: (\d+) of (\d+) prompt tokens, \d+%", printed)
+    assert found is not None
+    assert 0.4 < int(found[1]) / int(found[2]) < 1
+    engine.check()
+    assert engine.stats.protected_slots == 0
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_says_what_it_shows(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) < 80
+    assert re.fullmatch(r'""".+\."""', lines[0])
