@@ -12,7 +12,6 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet install --constraint con
 MODEL := smollm2-135m
 
 # Idle threads of torch sleep rather than spin: on a busy machine a step is then ten times as fast.
-export OMP_WAIT_POLICY ?= PASSIVE
 
 .DELETE_ON_ERROR:
 .PHONY: demo test lint clean

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from .errors import EngineError, RequestError
+from .policies import EVICTION, SCHEDULING, AdmissionOrder, EvictionOrder
 
 MEMORY_SHARE = 0.3
 """Share of the free memory that `num_slots="auto"` takes for keys and values."""
@@ -24,6 +25,9 @@ class EngineConfig:
     device: where the model runs, as torch names it; None takes a GPU if there is one.
     dtype: of weights, keys and values; "auto" is float32 on a CPU and the checkpoint's own kind of 16 bits on a GPU.
     num_slots: tokens whose keys and values fit in the cache; "auto" goes by free memory.
+    page_size: slots that are allocated together; the prefix cache shares whole pages. 1 shares every token.
+    policy: which waiting request is admitted next: a name of `policies.SCHEDULING`, or a function like those there.
+    eviction: which cached leaf goes first: a name of `policies.EVICTION`, or a function like those there.
     max_step_tokens: rows of one forward pass at most; longer prompts are computed in chunks.
     max_running: requests that take part in one step at most.
     context_length: positions at most; None takes the model's own.
@@ -33,13 +37,16 @@ class EngineConfig:
     device: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     num_slots: int | Literal["auto"] = "auto"
+    page_size: int = 1
+    policy: str | AdmissionOrder = "lpm"
+    eviction: str | EvictionOrder = "lru"
     max_step_tokens: int = 512
     max_running: int = 256
     context_length: int | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_slots", "max_step_tokens", "max_running", "context_length"):
+        for name in ("num_slots", "page_size", "max_step_tokens", "max_running", "context_length"):
             value = getattr(self, name)
             if value in (None, "auto"):
                 continue
@@ -50,6 +57,13 @@ class EngineConfig:
                 f"Engine: max_running ({self.max_running}) must not exceed max_step_tokens ({self.max_step_tokens}): "
                 "every running request computes a token a step."
             )
+        for name, known in (("policy", SCHEDULING), ("eviction", tuple(EVICTION))):
+            value = getattr(self, name)
+            if not callable(value) and value not in known:
+                raise RequestError(f"Engine: {name} must be one of {', '.join(known)}, or a function, got {value!r}.")
+        if self.num_slots != "auto" and self.num_slots % self.page_size:
+            size = self.page_size
+            raise RequestError(f"Engine: num_slots must be a multiple of page_size ({size}), got {self.num_slots}.")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise RequestError(f"Engine: dtype must be auto, float32, bfloat16 or float16, got {self.dtype!r}.")
 

@@ -30,6 +30,7 @@ from .kv import KVPool, bytes_per_slot
 from .loop import Ask, Cancel, StepLoop, Submit
 from .model.transformers import TransformersModel
 from .models import resolve
+from .policies import EVICTION
 from .request import Delta, Request, Result
 from .sampling import SamplingParams
 from .scheduler import Scheduler
@@ -140,7 +141,10 @@ class Engine:
         self.context_length = self.config.context_length or net.context_length
         wanted = self.config.num_slots
         slot_bytes = bytes_per_slot(net.specs, net.dtype)
-        self.num_slots = auto_num_slots(slot_bytes, self.context_length, device) if wanted == "auto" else wanted
+        page_size, eviction = self.config.page_size, self.config.eviction
+        if wanted == "auto":
+            wanted = auto_num_slots(slot_bytes, self.context_length, device) // page_size * page_size
+        self.num_slots = wanted
         vocab = Vocab(
             self.tokenizer.token_bytes, self.tokenizer.special_ids, self.tokenizer.eos_ids, size=net.vocab_size
         )
@@ -148,11 +152,14 @@ class Engine:
         self._seeds = random.Random(self.config.seed)
         self._pid = os.getpid()
         scheduler = Scheduler(
-            RadixTree(SlotPool(self.num_slots)),
+            RadixTree(
+                SlotPool(self.num_slots, page_size), EVICTION[eviction] if isinstance(eviction, str) else eviction
+            ),
             max_step_tokens=self.config.max_step_tokens,
             max_running=self.config.max_running,
+            policy=self.config.policy,
         )
-        pool = KVPool(self.num_slots, net.specs, net.dtype, device)
+        pool = KVPool(self.num_slots, net.specs, net.dtype, device, page_size)
         self._loop = StepLoop(net, ReferenceAttention(), pool, scheduler, self.tokenizer.eos_ids, self.context_length)
         self._finalizer = weakref.finalize(self, _close, self._loop, self._compiler)
 

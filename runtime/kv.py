@@ -1,7 +1,7 @@
 """The keys and values themselves, by slot.
 
-One pair of tensors a layer, `[num_slots + 1, K, D]`. The last row belongs to no token: rows whose
-keys and values are in the cache already write there, so that a written slot is never touched again.
+One pair of tensors a layer, `[num_slots + page_size, K, D]`. The last page belongs to no token: rows
+whose keys and values are in the cache already write there, so that a written slot is never touched.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ def bytes_per_slot(specs: Sequence[AttnSpec], dtype: torch.dtype) -> int:
 class KVPool:
     """K and V of every slot. `specs` has one entry a layer."""
 
-    def __init__(self, num_slots: int, specs: Sequence[AttnSpec], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, specs: Sequence[AttnSpec], dtype: torch.dtype, device: torch.device, page_size: int = 1
+    ) -> None:
         self.scratch = num_slots
-        shapes = [(num_slots + 1, spec.num_kv_heads, spec.head_dim) for spec in specs]
+        self.page_size = page_size
+        shapes = [(num_slots + page_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
         self.k = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
         self.v = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
 

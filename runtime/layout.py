@@ -103,7 +103,7 @@ class _Builder:
         above = node.path()[:-1]
         start = sum(map(len, above))
         path = [Span(id(n), n.slots) for n in above]
-        path.append(Span(id(node), node.slots if end == len(node) else node.slots[:end]))
+        path.append(Span(id(node), node.slots if end == len(node.slots) else node.slots[:end]))
         row = len(self.tokens)
         self.segments.append(Segment(row, end - first, tuple(path)))
         self.row_of |= {(node, offset): row + offset - first for offset in range(first, end)}

@@ -160,8 +160,7 @@ class StepLoop:
         """Act on all messages; waits for one if there is nothing else to do. False: close."""
         while True:
             try:
-                busy = self._scheduler.running or self._scheduler.waiting
-                message = self._inbox.get_nowait() if busy else self._inbox.get()
+                message = self._inbox.get_nowait() if self._scheduler.busy else self._inbox.get()
             except queue.Empty:
                 return True
             match message:
@@ -219,7 +218,7 @@ class StepLoop:
 
     def _forward(self, layout: Layout) -> Tensor:
         device = self._model.device
-        batch = attn_batch(layout, self._pool.scratch, device)
+        batch = attn_batch(layout, self._pool.scratch, device, self._pool.page_size)
         self._attention.plan(batch, self._model.specs)
         return self._model.forward(
             StepInput(

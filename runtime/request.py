@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .constrain import State as ConstraintState
 from .sampling import SamplingParams
 from .text import Detokenizer, StopMatcher
-from .tree import Node
+from .tree import Node, RadixTree
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -50,8 +50,9 @@ _ids = itertools.count()
 class Request:
     """A generation, or the scoring of a text that is given.
 
-    The sequence is `tokens`: [0, computed) is the path to `node` in the tree, [computed, len) is pending. While
-    `node` is None nothing is locked: the request waits, and finds its path again when it is admitted.
+    The sequence is `tokens`: [0, path_len) is the path to `node` in the tree, [path_len, computed) its `tail`, and
+    [computed, len) is pending. While `node` is None nothing is locked or held: the request waits, and finds its
+    path again when it is admitted.
     """
 
     tokens: array[int]
@@ -62,6 +63,10 @@ class Request:
     max_tokens: int = 0             # to sample at most
     sampling: SamplingParams = field(default_factory=SamplingParams)
     ignore_eos: bool = False
+    namespace: Hashable = None      # requests of different ones share nothing
+    priority: int = 0               # higher ones are admitted first, sent back last, and kept longer
+    routing_key: Hashable = None
+    deadline: float | None = None   # on the clock of `time.monotonic`
     constraint: ConstraintState | None = None
     detokenizer: Detokenizer = field(default_factory=lambda: Detokenizer(()))
     stops: StopMatcher = field(default_factory=StopMatcher)
@@ -69,6 +74,7 @@ class Request:
 
     id: int = field(default_factory=lambda: next(_ids))  # in order of arrival
     node: Node | None = None
+    tail: Node | None = None        # its tokens that fill no page yet, below `node`
     computed: int = 0
     hit_len: int | None = None      # prompt tokens found in the tree when first admitted
     counted: bool = False           # that number is in the statistics
@@ -84,6 +90,17 @@ class Request:
     def text(self) -> str:
         """What is certain so far."""
         return "".join(self.pieces)
+
+    @property
+    def path_len(self) -> int:
+        return self.computed - (len(self.tail) if self.tail else 0)
+
+    def drop_tail(self, tree: RadixTree) -> None:
+        """Give the tail back; its tokens are pending again."""
+        if self.tail is not None:
+            self.computed -= len(self.tail)
+            tree.drop_tail(self.tail)
+            self.tail = None
 
     @property
     def num_sampled(self) -> int:

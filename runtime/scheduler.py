@@ -1,28 +1,34 @@
 """What runs in the next step.
 
-The scheduler keeps the requests in order of arrival, lets those that decode go first, fills the rest
-of the step's budget with chunks of prompts, and sees to it that the oldest request always gets on:
-when slots run out, younger ones are sent back to wait. It puts their tokens in the tree, so requests
-that share a prefix share its rows, in whatever step and order they come.
+The scheduler lets those that decode go first, fills the rest of the step's budget with chunks of
+prompts, and admits waiting requests in the order of its policy. It puts their tokens in the tree,
+so requests that share a prefix share its rows, in whatever step and order they come. When slots run
+out, younger requests are sent back to wait; the oldest always gets on.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .errors import OutOfSlots
 from .layout import Layout, Wanted, build_layout
+from .policies import AdmissionOrder
 from .request import Request
 from .tree import RadixTree
+from .waiting import Waiting
 
 HEADROOM = 16
 """Slots left to each running request when another is admitted, so that it is not sent back at once."""
 
+SLOW_AVERAGE = 0.05
+"""How much one finished request counts in the average length of answers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: its layout, and who wants the logits of which of its rows (as indices into `layout.logit_rows`)."""
+    """One step: its layout, and who wants the logits of which of its rows (as indices into `layout.logit_of`)."""
 
     layout: Layout
     wanted: list[tuple[Request, range]]
@@ -32,46 +38,66 @@ class Plan:
 @dataclass(slots=True)
 class _Draft:
     budget: int
-    placed: list[Request] = field(default_factory=list)
+    placed: dict[Request, None] = field(default_factory=dict)  # in order
+
+
+class StuckRequest(Exception):
+    """`request` is the only one that runs, and even so there is no slot left for its next token."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(f"request {request.id} has no slot left")
+        self.request = request
 
 
 class Scheduler:
     """A request is waiting (nothing locked), running (its path locked), or unknown here."""
 
-    def __init__(self, tree: RadixTree, *, max_step_tokens: int, max_running: int) -> None:
+    def __init__(
+        self, tree: RadixTree, *, max_step_tokens: int, max_running: int, policy: str | AdmissionOrder = "lpm"
+    ) -> None:
         self.tree = tree
         self.max_step_tokens = max_step_tokens
         self.max_running = max_running
-        self.waiting: list[Request] = []  # oldest first
-        self.running: list[Request] = []  # oldest first
+        self.waiting = Waiting(tree, policy)
+        self.running: list[Request] = []
         self.num_retracted = 0
+        self._usual_answer = float(HEADROOM)  # tokens that finished requests sampled, on average
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue new requests, or requests whose step failed."""
-        self.waiting = sorted([*self.waiting, *requests], key=lambda request: request.id)
+        for request in requests:
+            self.waiting.add(request)
 
     def remove(self, request: Request) -> None:
         """Forget a request, whatever it was doing; its path stays cached."""
         if request.node is not None:
             self._release(request)
-        self.waiting = [r for r in self.waiting if r is not request]
-        self.running = [r for r in self.running if r is not request]
+            self.running.remove(request)
+            self._usual_answer += SLOW_AVERAGE * (request.num_sampled - self._usual_answer)
+        elif request in self.waiting:
+            self.waiting.remove(request)
 
     def plan(self) -> Plan | None:
         """Choose the rows of the next step and put their tokens in the tree; None if nothing can run.
 
         Raises:
-            StuckRequest: the oldest request is alone and the pool is full.
+            StuckRequest: one request is alone and the pool is full.
         """
         draft = _Draft(self.max_step_tokens)
-        self.running.sort(key=lambda r: (r.end - r.computed > 1, r.id))
+        self.running.sort(key=lambda r: (r.end - r.computed > 1, r.id))  # who decodes goes before who prefills
         for request in list(self.running):
             if request.node is not None and draft.budget > 0:
                 self._continue(request, draft)
-        while self.waiting and draft.budget > 0 and len(self.running) < self.max_running:
-            if not self._admit(self.waiting[0], draft):
-                break
-        return self._finish_plan(draft.placed) if draft.placed else None
+        if self.waiting and draft.budget > 0 and len(self.running) < self.max_running:
+            self.waiting.begin_step(Counter(r.routing_key for r in self.running))
+            while self.waiting and draft.budget > 0 and len(self.running) < self.max_running:
+                if not self._admit(self.waiting.next(), draft):
+                    break
+        return self._finish_plan(list(draft.placed)) if draft.placed else None
 
     def undo(self, plan: Plan) -> None:
         """The step of `plan` failed: its tokens leave the tree, its requests lose their place in it and wait again."""
@@ -94,37 +120,47 @@ class Scheduler:
                 self._retract(victim)
 
     def _admit(self, request: Request, draft: _Draft) -> bool:
-        """Start the oldest waiting request, if there is room for its prompt beside those that run."""
-        found = self.tree.match(request.tokens[: self._target(request, draft)])
-        request.node = self.tree.lock(found)
+        """Start a waiting request, if there is room for its prompt beside what those that run will still need."""
+        tree = self.tree
+        found = tree.match(request.tokens[: self._target(request, draft)], tree.root(request.namespace))
+        request.node = tree.lock(found, priority=request.priority)
         request.computed = found.length
-        room = self.tree.pool.num_free + self.tree.evictable
-        if self.running and request.end - found.length + HEADROOM * len(self.running) > room:
+        room = tree.pool.num_free + tree.evictable
+        if self.running and request.end - found.length + self._still_needed() > room:
             self._release(request)
             return False
         if request.hit_len is None:
             request.hit_len = min(found.length, request.num_prompt - 1)
-        self.waiting.pop(0)
+        self.waiting.admitted(request)
         self.running.append(request)
         self._continue(request, draft)
         return request.node is not None
 
+    def _still_needed(self) -> float:
+        """Slots that the running requests will probably take: what is usual, at least a few, at most what they may."""
+        return sum(
+            max(0.0, min(r.max_tokens - r.num_sampled, max(HEADROOM, self._usual_answer - r.num_sampled)))
+            for r in self.running
+        )
+
     def _place(self, request: Request, draft: _Draft) -> None:
         """Move a request along what the tree has of its next tokens, and add the rest as far as the budget goes."""
         end, tree = self._target(request, draft), self.tree
-        found = tree.match(request.tokens[request.computed : end], request.node)
-        if found.length:
-            request.node = tree.lock(found, request.node)
-            request.computed += found.length
-        count = min(end - request.computed, draft.budget)
         assert request.node is not None
+        found = tree.match(request.tokens[request.path_len : end], request.node)
+        if found.length:
+            request.drop_tail(tree)  # the tree has its page, whole
+            request.computed = max(request.computed, request.path_len + found.length)
+            request.node = tree.lock(found, request.node, request.priority)
+        count = min(end - request.computed, draft.budget)
         if count:
-            if request.computed == request.num_prompt and request.score_from is None:
+            if request.computed == request.num_prompt and request.tail is None and request.score_from is None:
                 request.node.sealed = True
-            request.node = tree.append(request.node, request.tokens[request.computed : request.computed + count])
+            more = request.tokens[request.computed : request.computed + count]
+            request.node, request.tail = tree.append(request.node, more, request.tail)
             request.computed += count
         draft.budget -= max(count, 1)
-        draft.placed.append(request)
+        draft.placed[request] = None
 
     def _target(self, request: Request, draft: _Draft) -> int:
         """How far a request may get in this step, as far as its rows go that are in the tree already."""
@@ -133,9 +169,14 @@ class Scheduler:
         return min(request.end, max(request.first_wanted, request.computed) + draft.budget)
 
     def _victim(self, request: Request, draft: _Draft) -> Request:
-        """Of the requests younger than `request` that have no rows in this step, the cheapest to compute again."""
-        younger = [r for r in self.running if r.id > request.id and r.node is not None and r not in draft.placed]
-        return min(younger, key=_own_tokens, default=request)
+        """Who is sent back so that `request` can go on: of the younger ones without rows in this step, or itself.
+
+        The lowest priority first, then the cheapest to compute again. One whose every token another shares frees
+        nothing by going: such twins go when there is nobody else, the youngest first.
+        """
+        younger = [r for r in self.running if r.id > request.id and r.priority <= request.priority]
+        free_to_go = [r for r in younger if r not in draft.placed]
+        return min(free_to_go, key=lambda r: (r.priority, not _own_tokens(r), _own_tokens(r), -r.id), default=request)
 
     def _retract(self, request: Request) -> None:
         self._release(request)
@@ -145,6 +186,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         assert request.node is not None
+        request.drop_tail(self.tree)
         self.tree.unlock(request.node)
         request.node, request.computed = None, 0
 
@@ -159,23 +201,16 @@ class Scheduler:
         return Plan(layout, wanted, placed)
 
 
-class StuckRequest(Exception):
-    """`request` is the only one that runs, and even so there is no slot left for its next token."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(f"request {request.id} has no slot left")
-        self.request = request
-
-
 def _own_tokens(request: Request) -> int:
     """How many tokens would have to be computed again if only what others use stayed."""
-    return sum(len(node) for node in request.node.path() if node.lock == 1) if request.node else 0
+    tip = request.tail or request.node
+    return sum(len(node) for node in tip.path() if node.lock <= 1) if tip else 0
 
 
 def _wanted_places(request: Request) -> list[Wanted]:
     """Where on its computed path a request wants logits, oldest first."""
     places: list[Wanted] = []
-    node, end = request.node, request.computed
+    node, end = request.tail or request.node, request.computed
     while node is not None and end > request.first_wanted:
         start = end - len(node)
         first = max(start, request.first_wanted)

@@ -6,35 +6,49 @@ evicted. It knows integers only: no tensors, no requests, no model.
 
 A sequence that is being computed *locks* the path from the root to the node where it ends. What no
 sequence locks is kept for later and evicted, leaves first, when slots are needed.
+
+With pages of several slots, edges are whole pages. The tokens of a sequence that do not fill a page
+are its *tail*: a node below the path that nobody else finds. It joins the tree when its page is full.
 """
 
 from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from .errors import OutOfSlots
+from .policies import EvictionOrder, lru
 from .slots import SlotPool
 
-Tokens = array  # array("i"): compares and slices as one block of memory
+Key: TypeAlias = int | bytes
+"""The first page of an edge: its token, or the bytes of its tokens."""
+
+_NO_CHILDREN: dict[Key, Node] = {}  # of all leaves together; never written to
 
 
 class Node:
-    """One edge of the tree and the place where it ends."""
+    """One edge of the tree and the place where it ends. Only the tree writes to it."""
 
-    __slots__ = ("children", "fresh", "last_use", "lock", "parent", "sealed", "slots", "tokens")
+    __slots__ = (
+        "children", "created", "fresh", "hits", "last_use", "lock", "parent", "pins", "priority", "sealed", "slots",
+        "tokens",
+    )  # fmt: skip
 
-    def __init__(self, parent: Node | None, tokens: array[int], slots: array[int]) -> None:
+    def __init__(self, parent: Node | None, tokens: array[int], slots: array[int], created: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.slots = slots
-        self.children: dict[int, Node] = {}
+        self.children = _NO_CHILDREN
         self.lock = 0        # sequences that end here or below
-        self.last_use = 0    # set when a lock is taken
+        self.pins = 0        # pins of prefixes that end here or below
         self.fresh = 0       # trailing tokens that the step in progress computes
         self.sealed = False  # a prompt ends here: what follows opens a child, so that it can be evicted first
+        self.created = self.last_use = created  # ticks of the tree's clock; `last_use` is set when a lock is taken
+        self.hits = 0        # locks taken so far
+        self.priority = 0    # the highest of the sequences that used it
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -43,7 +57,8 @@ class Node:
         return True
 
     def __repr__(self) -> str:
-        return f"{_short(self.tokens)} slots={_short(self.slots)} locks={self.lock}"
+        pins = f" pins={self.pins}" if self.pins else ""
+        return f"{_short(self.tokens)} slots={_short(self.slots)} locks={self.lock}{pins}"
 
     def path(self) -> list[Node]:
         """The nodes from below the root down to this one."""
@@ -53,6 +68,16 @@ class Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+
+class Root(Node):
+    """Where the sequences of one namespace begin."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Hashable) -> None:
+        super().__init__(None, array("i"), array("i"), 0)
+        self.namespace = namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,69 +90,100 @@ class Match:
 
 
 class RadixTree:
-    """Invariants: children differ in their first token; slots of the pool are free or in exactly one
-    node; `evictable + protected` is the number of slots in the tree; a parent's locks are at least
-    the sum of its children's."""
+    """Invariants: children differ in their first page; every slot of the pool is free, in exactly one node, or
+    held by a tail; `evictable + protected + pinned` is the number of slots in nodes; a parent has at least the
+    locks and pins of its children together."""
 
-    def __init__(self, pool: SlotPool) -> None:
+    def __init__(self, pool: SlotPool, order: EvictionOrder = lru) -> None:
+        """`order` says which unlocked leaf goes first: one of `policies.EVICTION`, or a function like those."""
         self.pool = pool
-        self.root = Node(None, array("i"), array("i"))
-        self.evictable = 0  # slots in nodes that no sequence locks
+        self.page_size = pool.page_size
+        self.evictable = 0  # slots in nodes that nothing keeps
         self.protected = 0  # slots in nodes that some sequence locks
+        self.pinned = 0     # slots in nodes that are only pinned
+        self.held = 0       # slots of tails
         self.evicted = 0    # slots taken back so far
+        self._order = order
+        self._roots: dict[Hashable, Root] = {}
         self._clock = 0
-        self._leaves: list[tuple[int, int, Node]] = []  # heap of (last use, tie, leaf); entries go stale
+        self._leaves: list[tuple[Any, int, Node]] = []  # heap of (order, tie, unlocked leaf); entries go stale
         self._tie = 0
         self._fresh: list[Node] = []
 
-    def match(self, tokens: Sequence[int], start: Node | None = None) -> Match:
-        """Follow `tokens` down from the end of `start` (the root by default) as far as they go.
+    def root(self, namespace: Hashable = None) -> Node:
+        """Where the sequences of a namespace begin. Nothing is shared between two of them."""
+        return self._roots.get(namespace) or self._roots.setdefault(namespace, Root(namespace))
 
-        A query: it changes nothing. `tokens` should be an `array("i")`.
+    def match(self, tokens: array[int], start: Node | None = None) -> Match:
+        """Follow `tokens` down from the end of `start` (the common root by default) as far as whole pages go.
+
+        A query: it changes nothing.
         """
-        node = start or self.root
-        used, length = len(node), 0
+        node = start or self.root()
+        page, used, length = self.page_size, len(node), 0
         while length < len(tokens):
-            child = node.children.get(tokens[length])
+            child = node.children.get(tokens[length] if page == 1 else tokens[length : length + page].tobytes())
             if child is None:
                 break
-            common = _common_prefix(child.tokens, tokens, length)
+            common = _common_prefix(child.tokens, tokens, length) // page * page
             node, used, length = child, common, length + common
             if common < len(child):
                 break
         return Match(node, used, length)
 
-    def lock(self, found: Match, held: Node | None = None) -> Node:
+    def lock(self, found: Match, held: Node | None = None, priority: int = 0) -> Node:
         """Lock the path to `found`, splitting its node if it ends inside; returns the node that ends there.
 
         `held` is the node above it that the sequence has locked already, if any; its lock moves down.
         """
-        node = found.node if found.used == len(found.node) else self._split(found.node, found.used)
+        node = self._end(found)
         self._clock += 1
         step: Node | None = node
         while step is not None and step is not held:
-            if step.lock == 0:
-                self.evictable -= len(step)
-                self.protected += len(step)
+            self._leave(step)
             step.lock += 1
+            step.hits += 1
             step.last_use = self._clock
+            step.priority = max(step.priority, priority)
+            self._enter(step)
             step = step.parent
         return node
 
-    def unlock(self, node: Node) -> None:
-        """Give up one lock on the path to `node`."""
+    def unlock(self, node: Node, upto: Node | None = None) -> None:
+        """Give up one lock on the path to `node`, up to but not on `upto`."""
         step: Node | None = node
-        while step is not None:
+        while step is not None and step is not upto:
             assert step.lock > 0, f"{step!r} is unlocked more often than locked"
+            self._leave(step)
             step.lock -= 1
-            if step.lock == 0:
-                self.protected -= len(step)
-                self.evictable += len(step)
-                self._offer(step)
+            self._enter(step)
             step = step.parent
 
-    def append(self, node: Node, tokens: array[int]) -> Node:
-        """Add `tokens` after `node`, which the caller holds; returns the node where they end, locked instead.
+    def truncate(self, node: Node, count: int) -> Node:
+        """Move the end of the caller's sequence `count` tokens up its path, and its lock with it.
+
+        What it leaves stays cached, or with those who share it. Returns the node where it ends now.
+        """
+        end = node
+        while count >= len(end) and end.parent is not None:
+            count, end = count - len(end), end.parent
+        if count:
+            end = self._split(end, len(end) - count)
+        self.unlock(node, upto=end)
+        return end
+
+    def pin(self, found: Match) -> Node:
+        """Keep the path to `found` from eviction until `unpin`; returns the node that ends there."""
+        node = self._end(found)
+        self._pin(node, 1)
+        return node
+
+    def unpin(self, node: Node) -> None:
+        """Take back one pin."""
+        self._pin(node, -1)
+
+    def append(self, node: Node, tokens: array[int], tail: Node | None = None) -> tuple[Node, Node | None]:
+        """Add `tokens` after the caller's `tail`, or after `node`, which it holds; returns its new node and tail.
 
         The leaf grows in place if only the caller uses it; otherwise a child opens. Slots come from
         the pool, by eviction if need be. Until `commit`, the tokens are fresh.
@@ -135,40 +191,59 @@ class RadixTree:
         Raises:
             OutOfSlots: the pool and what can be evicted do not suffice; nothing has changed then.
         """
-        assert node.lock and tokens and tokens[0] not in node.children, f"cannot append {_short(tokens)} to {node!r}"
-        self.reserve(len(tokens))
-        slots = self.pool.allocate(len(tokens), after=node.slots[-1] if node.slots else None)
-        if node.children or node.lock > 1 or node.sealed or node is self.root:
-            node = self._open_child(node, tokens, slots)
-        else:
-            node.tokens.extend(tokens)
-            node.slots.extend(slots)
-        if node.fresh == 0:
-            self._fresh.append(node)
-        node.fresh += len(tokens)
-        self.protected += len(tokens)
-        return node
+        assert node.lock and tokens, f"cannot append {_short(tokens)} to {node!r}"
+        page, started = self.page_size, len(tail) if tail else 0
+        total = started + len(tokens)
+        whole = total // page * page
+        count = -(-total // page) * page - (page if tail else 0)
+        last = tail.slots[-1] if tail else node.slots[-1] if node.slots else None
+        slots: array[int] = array("i")
+        if count:
+            self.reserve(count)
+            slots = self.pool.allocate(count, after=last)
+        if page == 1:
+            return self._attach(node, tokens, slots, 0), None
+        if tail is not None:
+            fresh_before, tokens, slots = tail.fresh, tail.tokens + tokens, tail.slots + slots
+            self._forget_tail(tail)
+            started -= fresh_before
+        if whole:
+            node = self._attach(node, tokens[:whole], slots[:whole], started)
+        if whole == total:
+            return node, None
+        tail = Node(node, tokens[whole:], slots[whole:], self._clock)
+        tail.fresh = total - max(whole, started)
+        self._fresh.append(tail)
+        self.held += page
+        return node, tail
+
+    def drop_tail(self, tail: Node) -> None:
+        """Give the page of a tail back."""
+        self._forget_tail(tail)
+        self.pool.free(tail.slots)
 
     def reserve(self, count: int) -> None:
         """Evict until `count` slots are free.
 
         Raises:
-            OutOfSlots: not even evicting everything that is unlocked would do; nothing has changed then.
+            OutOfSlots: not even evicting everything that nothing keeps would do; nothing has changed then.
         """
-        if count > self.pool.num_free + self.evictable:
-            raise OutOfSlots(wanted=count, free=self.pool.num_free, evictable=self.evictable)
-        if count > self.pool.num_free:
-            self.evict(count - self.pool.num_free)
+        free = self.pool.num_free
+        if count > free + self.evictable:
+            raise OutOfSlots(wanted=count, free=free, evictable=self.evictable)
+        if count > free:
+            self.evict(count - free)
 
     def evict(self, count: int) -> int:
-        """Give back up to `count` unlocked slots, from the ends of the least recently used leaves; returns how many."""
+        """Give back `count` slots that nothing keeps, in whole pages, from the ends of leaves. Returns how many."""
         done = 0
         while done < count and self._leaves:
-            last_use, _, leaf = heapq.heappop(self._leaves)
-            if leaf.parent is None or leaf.children or leaf.lock or leaf.last_use != last_use:
+            order, _, leaf = heapq.heappop(self._leaves)
+            if not self._is_evictable_leaf(leaf) or self._order(leaf) != order:
                 continue
-            parent, size = leaf.parent, min(len(leaf), count - done)
-            self._cut_tail(leaf, size)
+            pages = -(-(count - done) // self.page_size)
+            parent, size = leaf.parent, min(len(leaf), pages * self.page_size)
+            self._cut(leaf, size)
             self.evictable -= size
             done += size
             self._offer(leaf if len(leaf) else parent)
@@ -176,12 +251,12 @@ class RadixTree:
         return done
 
     def reset(self) -> int:
-        """Evict everything that is unlocked; returns the number of slots given back."""
+        """Evict everything that nothing keeps; returns the number of slots given back."""
         return self.evict(self.evictable)
 
     def fresh_nodes(self) -> list[Node]:
-        """The nodes that hold fresh tokens, parents before children."""
-        return sorted(self._fresh, key=lambda node: len(node.path()))
+        """The nodes and tails that hold fresh tokens, parents before children."""
+        return sorted((node for node in self._fresh if node.fresh), key=lambda node: len(node.path()))
 
     def commit(self) -> None:
         """The step in progress succeeded: its tokens are computed. Chains that nothing branches off become one node."""
@@ -192,18 +267,18 @@ class RadixTree:
         self._fresh.clear()
 
     def abandon(self) -> None:
-        """The step in progress failed: remove its tokens. No sequence may lock them any more."""
+        """The step in progress failed: remove its tokens. Who placed them must have let go of them before."""
         for node in reversed(self.fresh_nodes()):
             assert node.lock == 0 and not node.children, f"{node!r} is in use"
-            size = node.fresh
+            size = -(-node.fresh // self.page_size) * self.page_size  # a page that is fresh in part goes whole
             node.fresh = 0
-            self._cut_tail(node, size)
+            self._cut(node, size)
             self.evictable -= size
         self._fresh.clear()
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the root, depth first, parents before children."""
-        stack = list(self.root.children.values())[::-1]
+        """All nodes but roots and tails, depth first, parents before children."""
+        stack = [child for root in self._roots.values() for child in root.children.values()][::-1]
         while stack:
             node = stack.pop()
             yield node
@@ -215,75 +290,144 @@ class RadixTree:
         nodes = list(self.nodes())
         for node in nodes:
             assert node.parent is not None, f"{node!r} has no parent"
-            assert node.parent.children[node.tokens[0]] is node, f"{node!r} hangs in the wrong place"
+            assert node.parent.children[self._key(node.tokens)] is node, f"{node!r} hangs in the wrong place"
             assert 0 < len(node) == len(node.slots), f"{node!r} has no or too few slots"
+            assert len(node) % self.page_size == 0, f"{node!r} does not fill its pages"
             assert 0 <= node.fresh <= len(node), f"{node!r} has {node.fresh} fresh tokens"
             assert node.lock >= sum(child.lock for child in node.children.values()), f"{node!r} has too few locks"
-        for state, count in (("evictable", self.evictable), ("protected", self.protected)):
-            real = sum(len(node) for node in nodes if (node.lock == 0) == (state == "evictable"))
+            assert node.pins >= sum(child.pins for child in node.children.values()), f"{node!r} has too few pins"
+        counted = {"protected": self.protected, "pinned": self.pinned, "evictable": self.evictable}
+        for state, count in counted.items():
+            real = sum(len(node) for node in nodes if _state(node) == state)
             assert real == count, f"{state}: counted {count}, in the tree {real}"
-        held = [slot for node in nodes for slot in node.slots]
-        assert len(held) == len(set(held)), "a slot is in two places"
-        assert self.pool.free_slots().isdisjoint(held), "a free slot is in the tree"
-        assert self.pool.num_free + len(held) == self.pool.num_slots, "slots were lost"
+        slots = [slot for node in nodes for slot in node.slots]
+        assert len(slots) == len(set(slots)), "a slot is in two places"
+        assert self.pool.free_slots().isdisjoint(slots), "a free slot is in the tree"
+        assert self.pool.num_free + len(slots) + self.held == self.pool.num_slots, "slots were lost"
 
     def render(self) -> str:
         """The tree as indented text, one node a line."""
-        lines = ["root"]
-        for node in self.nodes():
-            lines.append("  " * len(node.path()) + repr(node))
+        lines: list[str] = []
+        for root in self._roots.values():
+            lines.append("root" if root.namespace is None else f"root of {root.namespace!r}")
+            lines += _lines(root, 1)
         return "\n".join(lines)
 
-    def _open_child(self, parent: Node, tokens: array[int], slots: array[int]) -> Node:
-        child = Node(parent, array("i", tokens), slots)
-        child.lock, child.last_use = 1, parent.last_use
-        parent.children[tokens[0]] = child
-        return child
+    def _key(self, tokens: array[int]) -> Key:
+        return tokens[0] if self.page_size == 1 else tokens[: self.page_size].tobytes()
+
+    def _end(self, found: Match) -> Node:
+        return found.node if found.used == len(found.node) else self._split(found.node, found.used)
+
+    def _leave(self, node: Node) -> None:
+        """Take a node out of the count that it is in, before its locks or pins change."""
+        if node.lock:
+            self.protected -= len(node)
+        elif node.pins:
+            self.pinned -= len(node)
+        else:
+            self.evictable -= len(node)
+
+    def _enter(self, node: Node) -> None:
+        """Count a node where it belongs now."""
+        if node.lock:
+            self.protected += len(node)
+        elif node.pins:
+            self.pinned += len(node)
+        else:
+            self.evictable += len(node)
+            self._offer(node)
+
+    def _pin(self, node: Node, change: int) -> None:
+        step: Node | None = node
+        while step is not None:
+            assert step.pins + change >= 0, f"{step!r} is unpinned more often than pinned"
+            self._leave(step)
+            step.pins += change
+            self._enter(step)
+            step = step.parent
+
+    def _attach(self, node: Node, tokens: array[int], slots: array[int], started: int) -> Node:
+        """Add whole pages after `node`, all fresh but the first `started` tokens; returns where they end."""
+        if node.lock > 1 or node.children or node.sealed or node.parent is None or node.pins:
+            assert self._key(tokens) not in node.children, f"{_short(tokens)} is below {node!r} already"
+            self._clock += 1
+            child = Node(node, tokens[:], slots, self._clock)
+            child.lock, child.hits, child.priority = 1, 1, node.priority
+            self._hang(child, node)
+            node = child
+        else:
+            node.tokens.extend(tokens)
+            node.slots.extend(slots)
+        if node.fresh == 0:
+            self._fresh.append(node)
+        node.fresh += len(tokens) - started
+        self.protected += len(tokens)
+        return node
+
+    def _hang(self, child: Node, parent: Node) -> None:
+        if not parent.children:
+            parent.children = {}
+        parent.children[self._key(child.tokens)] = child
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut `node` in two; returns the new upper half. Who held `node` still holds the same end."""
         assert node.parent is not None and 0 < at < len(node), f"cannot split {node!r} at {at}"
-        upper = Node(node.parent, node.tokens[:at], node.slots[:at])
-        upper.lock, upper.last_use = node.lock, node.last_use
+        upper = Node(node.parent, node.tokens[:at], node.slots[:at], node.created)
+        upper.lock, upper.pins, upper.hits = node.lock, node.pins, node.hits
+        upper.last_use, upper.priority = node.last_use, node.priority
         upper.fresh = max(0, node.fresh - (len(node) - at))
         if upper.fresh:
             self._fresh.append(upper)
         node.fresh = min(node.fresh, len(node) - at)
-        node.parent.children[node.tokens[0]] = upper
+        self._hang(upper, node.parent)
         node.tokens, node.slots, node.parent = node.tokens[at:], node.slots[at:], upper
-        upper.children[node.tokens[0]] = node
+        self._hang(node, upper)
         return upper
 
     def _absorb_parent(self, node: Node) -> None:
-        """Join `node` with its parent if no sequence, prompt or branch ends between them."""
+        """Join `node` with its parent if no sequence, pin, prompt or branch ends between them."""
         parent = node.parent
-        if parent is None or parent.parent is None or parent.sealed:
+        if parent is None or parent.parent is None or parent.sealed or len(parent.children) != 1:
             return
-        if len(parent.children) > 1 or parent.lock != node.lock:
+        if parent.lock != node.lock or parent.pins != node.pins:
             return
         node.tokens, node.slots = parent.tokens + node.tokens, parent.slots + node.slots
         node.parent = parent.parent
-        node.parent.children[node.tokens[0]] = node
+        self._hang(node, node.parent)
         parent.parent = None
 
-    def _cut_tail(self, leaf: Node, size: int) -> None:
+    def _cut(self, leaf: Node, size: int) -> None:
         """Free the last `size` slots of a leaf; a leaf that becomes empty leaves the tree."""
-        keep = len(leaf) - size
+        keep, parent = len(leaf) - size, leaf.parent
         self.pool.free(leaf.slots[keep:])
-        if keep == 0 and leaf.parent is not None:
-            del leaf.parent.children[leaf.tokens[0]]
+        if keep == 0 and parent is not None:
+            del parent.children[self._key(leaf.tokens)]
             leaf.parent = None
+            if isinstance(parent, Root) and not parent.children and not parent.lock:
+                del self._roots[parent.namespace]
         del leaf.tokens[keep:], leaf.slots[keep:]
         leaf.sealed = False
 
-    def _offer(self, node: Node) -> None:
-        """Remember `node` for eviction, if it is an unlocked leaf now."""
-        if node.lock == 0 and not node.children and node.parent is not None:
+    def _forget_tail(self, tail: Node) -> None:
+        tail.parent, tail.fresh = None, 0
+        self.held -= self.page_size
+
+    def _is_evictable_leaf(self, node: Node) -> bool:
+        return not (node.lock or node.pins or node.children or node.parent is None)
+
+    def _offer(self, node: Node | None) -> None:
+        """Remember `node` for eviction, if it can be."""
+        if node is not None and self._is_evictable_leaf(node):
             self._tie += 1
-            heapq.heappush(self._leaves, (node.last_use, self._tie, node))
+            heapq.heappush(self._leaves, (self._order(node), self._tie, node))
 
 
-def _common_prefix(edge: array[int], tokens: Sequence[int], start: int) -> int:
+def _state(node: Node) -> str:
+    return "protected" if node.lock else "pinned" if node.pins else "evictable"
+
+
+def _common_prefix(edge: array[int], tokens: array[int], start: int) -> int:
     """How many tokens of `edge` stand in `tokens` from `start` on."""
     size = min(len(edge), len(tokens) - start)
     if edge[:size] == tokens[start : start + size]:
@@ -296,6 +440,14 @@ def _common_prefix(edge: array[int], tokens: Sequence[int], start: int) -> int:
         else:
             high = middle
     return low
+
+
+def _lines(node: Node, depth: int) -> Iterator[str]:
+    stack = [(child, depth) for child in list(node.children.values())[::-1]]
+    while stack:
+        node, depth = stack.pop()
+        yield "  " * depth + repr(node)
+        stack += [(child, depth + 1) for child in list(node.children.values())[::-1]]
 
 
 def _short(values: Sequence[int], limit: int = 8) -> str:

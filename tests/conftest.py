@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client: tests need no network
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch, as `branchwise.runtime` does
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,9 +29,6 @@ from transformers import (
 
 from branchwise.runtime.errors import ModelNotFound
 from branchwise.runtime.models import resolve
-
-# On tiny models more threads gain nothing, and on a busy machine they wait for each other a long time.
-#torch.set_num_threads(1)
 
 settings.register_profile("branchwise", deadline=None)
 settings.load_profile("branchwise")

@@ -31,16 +31,18 @@ class AttnSpec:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Groups of rows and, for each, the slots it attends to; int32, contiguous, on the CPU.
+    """Groups of rows and, for each, the pages of the slots it attends to; int32, contiguous, on the CPU.
 
-    Rows [qo_indptr[g], qo_indptr[g + 1]) of the step attend to kv_indices[kv_indptr[g] : kv_indptr[g + 1]]; all of
-    them if not `causal`, else aligned to the right: the last row sees all, the one before it one fewer.
+    Rows [qo_indptr[g], qo_indptr[g + 1]) of the step attend to the slots of pages
+    kv_indices[kv_indptr[g] : kv_indptr[g + 1]], of the last one to `last_page_len[g]` slots only: to all of them if
+    not `causal`, else aligned to the right: the last row sees all, the one before it one fewer.
     """
 
     qo_indptr: Tensor      # [G + 1]
-    kv_indptr: Tensor      # [G + 1], in pages (a page is one slot)
+    kv_indptr: Tensor      # [G + 1]
     kv_indices: Tensor     # [kv_indptr[-1]]
-    last_page_len: Tensor  # [G], 1 where the group has a page, 0 where not
+    last_page_len: Tensor  # [G], 1 to page_size; 0 where the group has no page
+    page_size: int
     causal: bool
 
 
@@ -75,16 +77,18 @@ class Attention(Protocol):
         """One level alone: its output [T, H, D] and the natural log-sum-exp of its scores, float32 [T, H]."""
 
 
-def attn_batch(layout: Layout, scratch: int, device: torch.device) -> AttnBatch:
+def attn_batch(layout: Layout, scratch: int, device: torch.device, page_size: int = 1) -> AttnBatch:
     """The index arrays of a step. Rows that write nothing name slot `scratch`."""
-    qo, kv, indices = array("i", [0]), array("i", [0]), array("i")
+    qo, kv, indices, last = array("i", [0]), array("i", [0]), array("i"), array("i")
     for segment in layout.segments:
-        for span in segment.path:
-            indices.extend(span.slots)
+        length = 0
+        for span in segment.path:  # all but the last are whole pages
+            indices.extend(span.slots if page_size == 1 else [slot // page_size for slot in span.slots[::page_size]])
+            length += len(span.slots)
         qo.append(segment.first_row + segment.num_rows)
         kv.append(len(indices))
-    ones = torch.ones(len(layout.segments), dtype=torch.int32)
-    flat = Level(int32(qo), int32(kv), int32(indices), ones, causal=True)
+        last.append((length - 1) % page_size + 1)
+    flat = Level(int32(qo), int32(kv), int32(indices), int32(last), page_size, causal=True)
     slots = int32(layout.write_slots).to(torch.int64)
     return AttnBatch((flat,), flat, torch.where(slots == NO_SLOT, scratch, slots).to(device), len(layout.tokens))
 

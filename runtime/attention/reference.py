@@ -28,9 +28,12 @@ class ReferenceAttention:
         out = torch.zeros_like(q)
         lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
         rows, ends = level.qo_indptr.tolist(), level.kv_indptr.tolist()
-        slots = level.kv_indices.to(q.device, torch.int64)
+        page = torch.arange(level.page_size, device=q.device)
+        slots = (level.kv_indices.to(q.device, torch.int64)[:, None] * level.page_size + page).flatten()
+        last = level.last_page_len.tolist()
         for group in range(len(rows) - 1):
-            r, s = slice(rows[group], rows[group + 1]), slots[ends[group] : ends[group + 1]]
+            start, end = ends[group] * level.page_size, ends[group + 1] * level.page_size
+            r, s = slice(rows[group], rows[group + 1]), slots[start : end - level.page_size + last[group]]
             if r.start < r.stop and len(s):
                 out[r], lse[r] = attend(q[r], k_pool[s], v_pool[s], spec, causal=level.causal)
         return out, lse

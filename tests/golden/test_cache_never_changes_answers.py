@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from branchwise.runtime import Engine
+from branchwise.runtime import Engine, GenerateParams, Result
 
 from ..conftest import MakeTiny
 
@@ -77,9 +79,39 @@ def chunked(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
             yield greedy(engine, prompt, NEW)
 
 
+def together(engine: Engine, asked: list[Tokens]) -> list[Tokens]:
+    """Ask for all at once: the engine takes no step before it has them."""
+    all_there, waits = threading.Event(), [Future[Tokens]() for _ in asked]
+
+    def hold(_: object) -> None:
+        all_there.wait(30)
+
+    def on_done(wait: Future[Tokens], result: Result | Exception) -> None:
+        assert isinstance(result, Result), result
+        wait.set_result(list(result.tokens))
+
+    holding = threading.Thread(target=engine._ask, args=(hold,))
+    holding.start()
+    params = GenerateParams(max_tokens=NEW, temperature=0, ignore_eos=True)
+    for prompt, wait in zip(asked, waits, strict=True):
+        engine.start(array("i", prompt), params, on_done=lambda _, result, wait=wait: on_done(wait, result))
+    all_there.set()
+    holding.join()
+    return [wait.result(60) for wait in waits]
+
+
 def batched(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
-    with Engine(folder, num_slots=4096, max_step_tokens=64, max_running=8) as engine, ThreadPoolExecutor(16) as pool:
-        yield from list(pool.map(lambda prompt: greedy(engine, prompt, NEW), asked))
+    with Engine(folder, num_slots=4096, max_step_tokens=64, max_running=8) as engine:
+        yield from together(engine, asked)
+
+
+def in_pages(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    with Engine(folder, num_slots=512, page_size=16, max_step_tokens=50, max_running=8) as engine:
+        for _ in range(2):
+            answers = together(engine, asked)
+            engine.check()
+        assert engine.stats.hit_tokens > 0
+        yield from answers
 
 
 def after_eviction(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
@@ -91,11 +123,8 @@ def after_eviction(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
 
 
 def retracted(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
-    with (
-        Engine(folder, num_slots=140, max_step_tokens=32, max_running=8) as engine,
-        ThreadPoolExecutor(16) as pool,
-    ):
-        answers = list(pool.map(lambda prompt: greedy(engine, prompt, NEW), asked))
+    with Engine(folder, num_slots=140, max_step_tokens=32, max_running=8) as engine:
+        answers = together(engine, asked)
         assert engine.stats.retracted > 0
         engine.check()
         yield from answers
@@ -118,7 +147,7 @@ def eight_samples(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
             yield list(results[0].tokens)
 
 
-ROUTES = [cold, warm, chunked, batched, after_eviction, retracted, forked_in_mid_generation, eight_samples]
+ROUTES = [cold, warm, chunked, batched, in_pages, after_eviction, retracted, forked_in_mid_generation, eight_samples]
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)

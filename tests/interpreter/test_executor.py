@@ -266,7 +266,7 @@ def test_an_answer_that_contradicts_its_pieces_is_a_failure_and_no_hang() -> Non
 
 
 def test_what_is_cancelled_while_it_is_being_asked_is_stopped() -> None:
-    stopped = []
+    stopped: list[str | None] = []
 
     class Slow(Faulty):
         def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:

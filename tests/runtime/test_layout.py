@@ -33,7 +33,7 @@ def test_every_new_token_is_one_row_that_attends_to_its_whole_path(seed: int) ->
 
 def test_a_token_that_is_cached_already_is_computed_once_for_all_who_want_its_logits_and_written_by_none() -> None:
     tree = RadixTree(SlotPool(16))
-    node = tree.append(tree.lock(tree.match(array("i"))), array("i", [5, 6, 7]))
+    node, _ = tree.append(tree.lock(tree.match(array("i"))), array("i", [5, 6, 7]))
     tree.commit()
     layout = build_layout([], [Wanted(node, 2, 2), Wanted(node, 2, 2)])
     assert list(layout.tokens) == [7]

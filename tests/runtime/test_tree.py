@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from branchwise.runtime.errors import OutOfSlots
+from branchwise.runtime.policies import EVICTION
 from branchwise.runtime.slots import SlotPool
 from branchwise.runtime.tree import Node, RadixTree
 
@@ -21,7 +24,7 @@ def put(tree: RadixTree, tokens: Sequence[int]) -> Node:
     found = tree.match(sequence)
     node = tree.lock(found)
     if found.length < len(sequence):
-        node = tree.append(node, sequence[found.length :])
+        node, _ = tree.append(node, sequence[found.length :])
     tree.commit()
     return node
 
@@ -56,7 +59,7 @@ def test_three_sequences_with_common_prefixes_take_their_textbook_shape(tree: Ra
     a = cache(tree, [101, 11, 12, 21, 22])
     b = cache(tree, [101, 11, 12, 31, 32])
     cache(tree, [101, 11, 99])
-    assert shape(tree.root) == ((101, 11, (12, (21, 22), (31, 32)), (99,)),)
+    assert shape(tree.root()) == ((101, 11, (12, (21, 22), (31, 32)), (99,)),)
     assert slots_of(put(tree, [101, 11, 12, 21, 22])) == a
     assert slots_of(put(tree, [101, 11, 12, 31, 32])) == b
     assert a[:3] == b[:3]
@@ -112,24 +115,24 @@ def test_a_leaf_that_two_use_opens_a_child_and_is_one_node_again_when_both_have_
     one = put(tree, [1, 2, 3])
     two = put(tree, [1, 2, 3])
     assert one is two
-    one = tree.append(one, array("i", [4]))
+    one, _ = tree.append(one, array("i", [4]))
     assert one is not two
     found = tree.match(array("i", [4]), two)
     two = tree.lock(found, two)
     assert one is two and two.lock == 2
     tree.commit()
-    assert shape(tree.root) == ((1, 2, 3, 4),)
+    assert shape(tree.root()) == ((1, 2, 3, 4),)
     tree.check()
 
 
 def test_what_follows_a_sealed_end_is_a_node_of_its_own(tree: RadixTree) -> None:
     prompt = put(tree, [1, 2, 3])
     prompt.sealed = True
-    answer = tree.append(prompt, array("i", [4]))
+    answer, _ = tree.append(prompt, array("i", [4]))
     tree.commit()
-    assert tree.append(answer, array("i", [5])) is answer
+    assert tree.append(answer, array("i", [5])) == (answer, None)
     tree.commit()
-    assert shape(tree.root) == ((1, 2, 3, (4, 5)),)
+    assert shape(tree.root()) == ((1, 2, 3, (4, 5)),)
     tree.unlock(answer)
     tree.evict(2)
     assert hits(tree, [1, 2, 3, 4, 5]) == 3
@@ -138,9 +141,9 @@ def test_what_follows_a_sealed_end_is_a_node_of_its_own(tree: RadixTree) -> None
 def test_the_tokens_of_a_failed_step_leave_no_trace(tree: RadixTree) -> None:
     cache(tree, [1, 2, 3, 4])
     before = tree.render()
-    node = tree.append(tree.lock(tree.match(array("i", [1, 2, 3, 4]))), array("i", [5, 6, 7]))
+    node, _ = tree.append(tree.lock(tree.match(array("i", [1, 2, 3, 4]))), array("i", [5, 6, 7]))
     other = tree.lock(tree.match(array("i", [1, 2, 3, 4, 5])))  # splits what is not computed yet
-    other = tree.append(other, array("i", [9]))
+    other, _ = tree.append(other, array("i", [9]))
     tree.unlock(node)
     tree.unlock(other)
     tree.abandon()
@@ -172,91 +175,158 @@ def test_a_tree_is_drawn_one_node_a_line(tree: RadixTree) -> None:
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple)
 
 
+@dataclass(eq=False)
+class Running:
+    """A sequence that is being computed: its tokens, the node where its path ends, and its tail."""
+
+    tokens: tuple[int, ...]
+    node: Node
+    tail: Node | None = None
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        return self.tokens[: len(self.tokens) - len(self.tail.tokens)] if self.tail else self.tokens
+
+
 class RadixAgainstDict(RuleBasedStateMachine):
-    """Sequences that are computed, grow, twin, fail and end, in a pool too small for all of them."""
+    """Sequences that are computed, grow, twin, move back, fail and end, in a pool too small for all of them."""
 
-    held = Bundle("held")
+    @initialize(pages=st.integers(2, 24), page_size=st.sampled_from([1, 1, 2, 3]), policy=st.sampled_from([*EVICTION]))
+    def start(self, pages: int, page_size: int, policy: str) -> None:
+        self.page = page_size
+        self.tree = RadixTree(SlotPool(pages * page_size, page_size), EVICTION[policy])
+        self.slots_of: dict[tuple[int, ...], tuple[int, ...]] = {}  # cached whole prefix -> slots of its last page
+        self.running: list[Running] = []
+        self.pins: list[tuple[tuple[int, ...], Node]] = []
 
-    @initialize(num_slots=st.integers(4, 40))
-    def start(self, num_slots: int) -> None:
-        self.tree = RadixTree(SlotPool(num_slots))
-        self.slot_of: dict[tuple[int, ...], int] = {}  # every cached prefix -> the slot of its last token
-        self.running: list[tuple[tuple[int, ...], Node]] = []
+    def prefixes(self, tokens: tuple[int, ...]) -> list[tuple[int, ...]]:
+        return [tokens[:end] for end in range(self.page, len(tokens) + 1, self.page)]
 
-    def forget_evicted(self) -> None:
-        """What is not in the tree any more must have been unlocked: leaves first, never a locked prefix."""
-        locked = {t[:i] for t, _ in self.running for i in range(1, len(t) + 1)}
-        gone = [p for p in self.slot_of if hits(self.tree, p) < len(p)]
-        assert not locked.intersection(gone)
+    def kept(self) -> set[tuple[int, ...]]:
+        """What may not be evicted."""
+        ends = [sequence.path for sequence in self.running] + [tokens for tokens, _ in self.pins]
+        return {prefix for tokens in ends for prefix in self.prefixes(tokens)}
+
+    def after_eviction(self) -> None:
+        gone = [prefix for prefix in self.slots_of if hits(self.tree, prefix) < len(prefix)]
+        assert self.kept().isdisjoint(gone)
         for prefix in gone:
-            del self.slot_of[prefix]
+            del self.slots_of[prefix]
 
-    @rule(target=held, tokens=TOKENS)
-    def begin(self, tokens: tuple[int, ...]) -> object:
+    def pick(self, data: st.DataObject) -> Running:
+        return data.draw(st.sampled_from(self.running))
+
+    @rule(tokens=TOKENS)
+    def begin(self, tokens: tuple[int, ...]) -> None:
         found = self.tree.match(array("i", tokens))
-        prefixes = (tokens[:end] for end in range(1, len(tokens) + 1))
-        assert found.length == len(list(takewhile(self.slot_of.__contains__, prefixes)))
-        return self._extend(self.tree.lock(found), tokens[: found.length], tokens)
+        assert found.length == self.page * len(list(takewhile(self.slots_of.__contains__, self.prefixes(tokens))))
+        sequence = Running(tokens[: found.length], self.tree.lock(found))
+        self.running.append(sequence)
+        self.extend(sequence, tokens)
 
-    @rule(target=held, sequence=consumes(held), more=TOKENS)
-    def grow(self, sequence: tuple[tuple[int, ...], Node], more: tuple[int, ...]) -> object:
-        tokens, node = sequence
-        self._forget(sequence)
-        found = self.tree.match(array("i", more), node)
-        return self._extend(self.tree.lock(found, node), tokens + more[: found.length], tokens + more)
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), more=TOKENS)
+    def grow(self, data: st.DataObject, more: tuple[int, ...]) -> None:
+        sequence = self.pick(data)
+        self.walk(sequence, sequence.tokens + more)
+        self.extend(sequence, sequence.tokens + more)
 
-    def _extend(self, node: Node, have: tuple[int, ...], want: tuple[int, ...]) -> object:
-        self.running.append((have, node))
-        try:
-            longer = self.tree.append(node, array("i", want[len(have) :])) if len(have) < len(want) else node
-        except OutOfSlots:
-            self._forget((have, node))
-            self.tree.unlock(node)
-            self.forget_evicted()
-            return multiple()
-        self._forget((have, node))
-        self.running.append((want, longer))
-        self.tree.commit()
-        self.forget_evicted()
-        for end, slot in enumerate(slots_of(longer), 1):
-            assert self.slot_of.setdefault(want[:end], slot) == slot, "a written slot moved"
-        return (want, longer)
+    def walk(self, sequence: Running, want: tuple[int, ...]) -> None:
+        """Move along what the tree has of `want`, which begins with the sequence's own tokens."""
+        done = len(sequence.path)
+        found = self.tree.match(array("i", want[done:]), sequence.node)
+        if found.length:
+            if sequence.tail is not None:
+                self.tree.drop_tail(sequence.tail)
+                sequence.tail = None
+            sequence.node = self.tree.lock(found, sequence.node)
+            sequence.tokens = want[: done + found.length]
 
-    def _forget(self, sequence: tuple[tuple[int, ...], Node]) -> None:
+    def extend(self, sequence: Running, want: tuple[int, ...]) -> None:
+        want = sequence.tokens + want[len(sequence.tokens) :]
+        if self.place(sequence, want):
+            self.tree.commit()
+            tip = sequence.tail or sequence.node
+            slots = [slot for n in tip.path() for slot in n.slots]
+            for prefix in self.prefixes(sequence.path):
+                page = tuple(slots[len(prefix) - self.page : len(prefix)])
+                assert self.slots_of.setdefault(prefix, page) == page, "a written page moved"
+
+    def place(self, sequence: Running, want: tuple[int, ...]) -> bool:
+        more = array("i", want[len(sequence.tokens) :])
+        if more:
+            try:
+                sequence.node, sequence.tail = self.tree.append(sequence.node, more, sequence.tail)
+            except OutOfSlots:
+                self.after_eviction()
+                return False
+        sequence.tokens = want
+        self.after_eviction()
+        return True
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), more=TOKENS)
+    def fail(self, data: st.DataObject, more: tuple[int, ...]) -> None:
+        """A step that does not succeed: whoever was in it loses its place."""
+        sequence = self.pick(data)
+        known = dict(self.slots_of)
+        self.walk(sequence, sequence.tokens + more)
+        if self.place(sequence, sequence.tokens + more):
+            self.let_go(sequence)
+            self.tree.abandon()
+            self.after_eviction()
+        assert all(known[prefix] == page for prefix, page in self.slots_of.items())
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.let_go(self.pick(data))
+
+    def let_go(self, sequence: Running) -> None:
         self.running.remove(sequence)
+        if sequence.tail is not None:
+            self.tree.drop_tail(sequence.tail)
+        self.tree.unlock(sequence.node)
 
-    @rule(sequence=consumes(held), more=TOKENS)
-    def fail(self, sequence: tuple[tuple[int, ...], Node], more: tuple[int, ...]) -> None:
-        _, node = sequence
-        self._forget(sequence)
-        found = self.tree.match(array("i", more), node)
-        node = self.tree.lock(found, node)
-        try:
-            if found.length < len(more):
-                node = self.tree.append(node, array("i", more[found.length :]))
-        except OutOfSlots:
-            pass
-        self.tree.unlock(node)
-        self.tree.abandon()
-        self.forget_evicted()
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), pages=st.integers(1, 4))
+    def move_back(self, data: st.DataObject, pages: int) -> None:
+        sequence = self.pick(data)
+        if sequence.tail is None and pages * self.page <= len(sequence.tokens):
+            sequence.node = self.tree.truncate(sequence.node, pages * self.page)
+            sequence.tokens = sequence.tokens[: -pages * self.page]
 
-    @rule(sequence=consumes(held))
-    def end(self, sequence: tuple[tuple[int, ...], Node]) -> None:
-        self._forget(sequence)
-        self.tree.unlock(sequence[1])
+    @rule(tokens=TOKENS)
+    def pin(self, tokens: tuple[int, ...]) -> None:
+        found = self.tree.match(array("i", tokens))
+        self.pins.append((tokens[: found.length], self.tree.pin(found)))
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        pinned = data.draw(st.sampled_from(self.pins))
+        self.pins.remove(pinned)
+        self.tree.unpin(pinned[1])
 
     @rule(count=st.integers(1, 6))
     def evict(self, count: int) -> None:
-        could = min(count, self.tree.evictable)
-        assert self.tree.evict(count) == could
-        self.forget_evicted()
+        wanted = min(-(-count // self.page) * self.page, self.tree.evictable)
+        assert self.tree.evict(count) == wanted
+        self.after_eviction()
 
     @invariant()
     def holds(self) -> None:
-        if hasattr(self, "tree"):
-            self.tree.check()
-            assert len(self.slot_of) == self.tree.evictable + self.tree.protected
-            assert self.tree.protected == len({t[:i] for t, _ in self.running for i in range(1, len(t) + 1)})
+        if not hasattr(self, "tree"):
+            return
+        tree = self.tree
+        tree.check()
+        locked = {prefix for sequence in self.running for prefix in self.prefixes(sequence.path)}
+        assert tree.protected == self.page * len(locked)
+        assert tree.pinned == self.page * len(self.kept() - locked)
+        assert tree.evictable == self.page * len(self.slots_of.keys() - self.kept())
+        assert tree.held == self.page * sum(sequence.tail is not None for sequence in self.running)
+        assert tree.pool.num_free + tree.evictable + tree.protected + tree.pinned + tree.held == tree.pool.num_slots
 
 
 TestRadixAgainstDict = RadixAgainstDict.TestCase
+TestRadixAgainstDict.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

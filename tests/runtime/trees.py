@@ -35,4 +35,4 @@ def _place(tree: RadixTree, tokens: list[int]) -> Node:
     sequence = array("i", tokens)
     found = tree.match(sequence)
     node = tree.lock(found)
-    return tree.append(node, sequence[found.length :]) if found.length < len(sequence) else node
+    return tree.append(node, sequence[found.length :])[0] if found.length < len(sequence) else node
