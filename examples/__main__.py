@@ -21,7 +21,7 @@ def main() -> None:
             start = time.perf_counter()
             example.main(engine)
             print(f"{time.perf_counter() - start:.1f} s")
-        print(f"\nin all: {engine.stats}")
+        print(f"\n{engine.stats}")
 
 
 if __name__ == "__main__":

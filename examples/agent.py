@@ -49,7 +49,7 @@ def main(engine: Engine) -> None:
     before = engine.stats
     state = agent.run(question="How much is 45 plus 87?", backend=engine)
     print(state.text().removeprefix(SHOWN))
-    print(engine.stats.since(before))
+    print(engine.stats.since(before).hits)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def main(engine: Engine) -> None:
     state = conversation.run(turns=TURNS, backend=engine)
     for message in state.messages()[1:]:
         print(f"{message['role']}: {message['content']}")
-    print(engine.stats.since(before))
+    print(engine.stats.since(before).hits)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main(engine: Engine) -> None:
     states = answer.run_batch([{"question": question} for question in QUESTIONS], backend=engine)
     for question, state in zip(QUESTIONS, states, strict=True):
         print(f"{question:42}{state['answer']}")
-    print(engine.stats.since(before))
+    print(engine.stats.since(before).hits)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def main(engine: Engine) -> None:
     before = engine.stats
     state = advice.run(backend=engine)
     print(state.messages()[-1]["content"])
-    print(engine.stats.since(before))
+    print(engine.stats.since(before).hits)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def main(engine: Engine) -> None:
     for reasoning in state["reasoning"]:
         print(f"  {reasoning.strip()}")
     print(f"The vote: {state.ret_value}")
-    print(engine.stats.since(before))
+    print(engine.stats.since(before).hits)
 
 
 if __name__ == "__main__":

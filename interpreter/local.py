@@ -58,6 +58,7 @@ class LocalSession:
         self._stream = stream
         self._path = path  # which fork of which fork this is: branches with equal seeds draw differently
         self._num_forks = 0
+        self._handle: runtime.Handle | None = None  # of the last operation
 
     def append(self, segment: Segment) -> None:
         match segment:
@@ -83,25 +84,30 @@ class LocalSession:
             if all(r is not None for r in results):
                 guarded(listener, lambda: listener.on_done(self._completed([r for r in results if r is not None])))
 
-        return self._engine.start(
+        self._handle = self._engine.start(
             prompt,
             params,
             n=count,
             path=self._path,
             on_delta=lambda sample, delta: listener.on_delta(Delta(delta.text, sample)),
             on_done=on_done,
-        ).cancel
+        )
+        return self._handle.cancel
 
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         prompt = self.prompt()
         encoder = self._engine.encoder
         texts = [encoder.escape(choice) for choice in select.choices]
         tokens = [array("i", encoder.encode(text, at_start=False, bos=False)) for text in texts]
+        for choice, encoded in zip(select.choices, tokens, strict=True):
+            if not encoded:
+                raise runtime.RequestError(f"the model's vocabulary cannot spell the choice {choice!r}.")
 
         def on_done(scores: list[list[float]] | Exception) -> None:
             guarded(listener, lambda: listener.on_done(self._selected(select, texts, tokens, scores)))
 
-        return self._engine.start_score(prompt, tokens, on_done=on_done).cancel
+        self._handle = self._engine.start_score(prompt, tokens, on_done=on_done)
+        return self._handle.cancel
 
     def fork(self, count: int) -> list[Session]:
         first = self._num_forks
@@ -112,7 +118,9 @@ class LocalSession:
         ]
 
     def close(self) -> None:
-        """Nothing to give back: what was computed is the cache's."""
+        """Stop what is running; what was computed is the cache's."""
+        if self._handle is not None:
+            self._handle.cancel()
 
     def prompt(self) -> array[int]:
         """The tokens of all that was written: the prompt of what comes next."""

@@ -6,7 +6,7 @@ import os
 # long: on a busy machine a step then takes four times as long. With this it takes twice, and no longer on an idle one.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from .engine import Engine, GenerateParams, Handle
+from .engine import Engine, Handle, Pin
 from .errors import (
     ConstraintError,
     EngineClosed,
@@ -17,6 +17,7 @@ from .errors import (
     RequestTooLong,
     WeightsError,
 )
+from .params import GenerateParams
 from .request import Delta, Result
 from .stats import Stats
 
@@ -30,6 +31,7 @@ __all__ = [
     "Handle",
     "ModelNotFound",
     "OutOfSlots",
+    "Pin",
     "RequestError",
     "RequestTooLong",
     "Result",

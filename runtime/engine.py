@@ -13,23 +13,25 @@ import contextlib
 import os
 import random
 import threading
+import time
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from .attention.reference import ReferenceAttention
 from .config import EngineConfig, auto_num_slots
-from .constrain import Choices, Compiler, Constraint, Regex
+from .constrain import Compiler, Constraint
 from .constrain.vocab import Vocab
+from .drawing import as_dot
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
 from .kv import KVPool, bytes_per_slot
 from .loop import Ask, Cancel, StepLoop, Submit
 from .model.transformers import TransformersModel
 from .models import resolve
+from .params import GenerateParams
 from .policies import EVICTION
 from .request import Delta, Request, Result
 from .sampling import SamplingParams
@@ -38,52 +40,9 @@ from .slots import SlotPool
 from .stats import Stats
 from .text import StopMatcher
 from .tokenizer import Tokenizer
-from .tree import RadixTree
+from .tree import Node, RadixTree
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerateParams:
-    """How one generation is done.
-
-    max_tokens: tokens to sample at most.
-    temperature: 0 takes the likeliest token; 1 draws from the model's own distribution.
-    top_p, top_k: draw from the likeliest tokens only: as many as reach this probability, and at most so many.
-    seed: the same seed, prompt and options give the same text, whoever else is computed beside it.
-    stop: the text ends before the first of these strings.
-    ignore_eos: do not stop at the model's end tokens.
-    regex, choices: what the whole text must be; at most one of the two.
-    """
-
-    max_tokens: int = 256
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    regex: str | None = None
-    choices: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.max_tokens >= 1:
-            raise RequestError(
-                f"max_tokens must be at least 1, got {self.max_tokens!r}. To score given text, use score()."
-            )
-        if not 0 <= self.temperature < float("inf"):
-            raise RequestError(f"temperature must be 0 or more, got {self.temperature!r}.")
-        if not 0 < self.top_p <= 1:
-            raise RequestError(f"top_p must be in (0, 1], got {self.top_p!r}.")
-        if self.top_k is not None and not self.top_k >= 1:
-            raise RequestError(f"top_k must be at least 1, got {self.top_k!r}; None turns it off.")
-        if self.regex is not None and self.choices is not None:
-            raise RequestError("regex and choices exclude each other.")
-
-    def constraint(self) -> Regex | Choices | None:
-        if self.regex is not None:
-            return Regex(self.regex)
-        return Choices(tuple(self.choices)) if self.choices is not None else None
 
 
 class Handle:
@@ -111,6 +70,28 @@ class Handle:
     def _post_cancel(self) -> None:
         with contextlib.suppress(EngineClosed):  # closing ended the requests already
             self._loop.post(Cancel(self._requests))
+
+
+class Pin:
+    """A prefix that stays cached, also as a context manager."""
+
+    def __init__(self, loop: StepLoop, node: Node, num_tokens: int) -> None:
+        self._loop = loop
+        self._node: Node | None = node
+        self.num_tokens = num_tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let the prefix be evicted again. Twice is fine."""
+        node, self._node = self._node, None
+        if node is not None:
+            with contextlib.suppress(EngineClosed):  # the cache has gone as a whole
+                self._loop.post(Ask(lambda scheduler: scheduler.tree.unpin(node), Future()))
 
 
 class Engine:
@@ -204,15 +185,52 @@ class Engine:
         results = _wait(waits, handle)
         return results if n is not None else results[0]
 
-    def score(self, prompt: str | Sequence[int], continuations: Sequence[str | Sequence[int]]) -> list[list[float]]:
+    def score(
+        self,
+        prompt: str | Sequence[int],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        cache_salt: str | None = None,
+    ) -> list[list[float]]:
         """The log-probability of each token of each continuation, given the prompt and the tokens before it.
 
         All are computed together, and what they share is computed once.
         """
         wait: Future[list[list[float]]] = Future()
         encoded = [self.continuation_tokens(c) for c in continuations]
-        handle = self.start_score(self.prompt_tokens(prompt), encoded, on_done=lambda scores: _settle(wait, scores))
+        handle = self.start_score(
+            self.prompt_tokens(prompt),
+            encoded,
+            cache_salt=cache_salt,
+            on_done=lambda scores: _settle(wait, scores),
+        )
         return _wait([wait], handle)[0]
+
+    def pin(self, prompt: str | Sequence[int], *, cache_salt: str | None = None) -> Pin:
+        """Compute a prompt, unless it is cached, and keep it from eviction until the pin is released.
+
+        With pages of several slots, its whole pages are kept.
+
+        Raises:
+            OutOfSlots: it fills the pool, so that nothing could be computed beside it.
+        """
+        tokens = self.prompt_tokens(prompt)
+        if len(tokens) >= self.num_slots:
+            raise OutOfSlots(wanted=len(tokens) + 1, free=self.num_slots, total=self.num_slots, who="pin()")
+        wait: Future[Result] = Future()
+        handle = self.start(
+            tokens,
+            GenerateParams(max_tokens=1, temperature=0, cache_salt=cache_salt),
+            pin=True,
+            on_done=lambda _, result: _settle(wait, result),
+        )
+        node = _wait([wait], handle)[0].pinned
+        assert node is not None, "the prompt was computed, but not pinned"
+        return Pin(self._loop, node, len(tokens))
+
+    def hold(self, prompt: str | Sequence[int], *, cache_salt: str | None = None) -> Pin:
+        """`pin`, read as `with engine.hold(prompt): ...`."""
+        return self.pin(prompt, cache_salt=cache_salt)
 
     def start(
         self,
@@ -221,6 +239,7 @@ class Engine:
         *,
         n: int = 1,
         path: tuple[int, ...] = (),
+        pin: bool = False,
         on_delta: Callable[[int, Delta], None] | None = None,
         on_done: Callable[[int, Result | Exception], None],
     ) -> Handle:
@@ -229,6 +248,7 @@ class Engine:
         Args:
             prompt: `array("i")` of token ids.
             path: where in a tree of forks this is; branches with equal seeds draw differently.
+            pin: keep the prompt from eviction from then on; the result says where it ends.
             on_delta, on_done: called with the number of the sample, on the completion thread; `on_done` once a sample.
         """
         self._check_prompt(prompt)
@@ -251,6 +271,11 @@ class Engine:
                             sample=i,
                         ),
                         ignore_eos=params.ignore_eos,
+                        namespace=params.cache_salt,
+                        priority=params.priority,
+                        routing_key=params.routing_key,
+                        deadline=None if params.timeout_s is None else time.monotonic() + params.timeout_s,
+                        keep_pinned=pin,
                         constraint=constraint.start() if constraint else None,
                         detokenizer=self.tokenizer.detokenizer(),
                         stops=StopMatcher(params.stop),
@@ -280,6 +305,7 @@ class Engine:
         prompt: array[int],
         continuations: Sequence[array[int]],
         *,
+        cache_salt: str | None = None,
         on_done: Callable[[list[list[float]] | Exception], None],
     ) -> Handle:
         """Start scoring continuations, each of at least one token, and return at once; `on_done` is called once."""
@@ -293,6 +319,7 @@ class Engine:
                     tokens=prompt + tokens,
                     num_prompt=len(prompt),
                     score_from=len(prompt),
+                    namespace=cache_salt,
                     on_done=_for_sample(gather, i),
                 )
                 for i, tokens in enumerate(continuations)
@@ -322,8 +349,10 @@ class Engine:
         """What was done so far, and the state of the slots, between two steps."""
         return self._ask(lambda _: self._loop.stats())
 
-    def render_tree(self) -> str:
-        """The radix tree as text, one node a line."""
+    def render_tree(self, form: Literal["text", "dot"] = "text") -> str:
+        """The radix tree, one node a line; "dot" is for Graphviz and shows the tokens as text."""
+        if form == "dot":
+            return self._ask(lambda scheduler: as_dot(scheduler.tree, self.tokenizer.decode))
         return self._ask(lambda scheduler: scheduler.tree.render())
 
     def check(self) -> None:

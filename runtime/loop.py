@@ -7,9 +7,11 @@ thread, which calls the requests' callbacks, so that no callback ever holds up a
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -81,6 +83,7 @@ class StepLoop:
         self._stats = Stats(num_slots=scheduler.tree.pool.num_slots)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None] = queue.SimpleQueue()
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap
         self._gate = threading.Lock()  # between a message that is posted and the loop that ends
         self._end: Exception | None = None
         self._silent = False           # the completion thread hears nothing more
@@ -156,8 +159,24 @@ class StepLoop:
         for request in requests:
             self.tell(request.on_done, error)
 
+    def _submit(self, requests: tuple[Request, ...]) -> None:
+        now = time.monotonic()
+        for request in requests:
+            request.arrived = now
+            if request.deadline is not None:
+                heapq.heappush(self._deadlines, (request.deadline, request.id, request))
+        self._scheduler.add(requests)
+        self._count(requests=len(requests))
+
+    def _end_late_requests(self) -> None:
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            request = heapq.heappop(self._deadlines)[-1]
+            if not request.finished:
+                self._finish(request, "cancelled", "timeout")
+
     def _take_messages(self) -> bool:
         """Act on all messages; waits for one if there is nothing else to do. False: close."""
+        self._end_late_requests()
         while True:
             try:
                 message = self._inbox.get_nowait() if self._scheduler.busy else self._inbox.get()
@@ -165,8 +184,7 @@ class StepLoop:
                 return True
             match message:
                 case Submit(requests):
-                    self._scheduler.add(requests)
-                    self._count(requests=len(requests))
+                    self._submit(requests)
                 case Cancel(requests):
                     self._cancel(requests)
                 case Ask(query, answer):
@@ -183,10 +201,14 @@ class StepLoop:
             evicted_slots=tree.evicted,
             free_slots=tree.pool.num_free,
             evictable_slots=tree.evictable,
+            pinned_slots=tree.pinned,
             protected_slots=tree.protected,
+            held_slots=tree.held,
+            waiting=len(self._scheduler.waiting),
+            running=len(self._scheduler.running),
         )
 
-    def _count(self, **more: int) -> None:
+    def _count(self, **more: float) -> None:
         self._stats = dataclasses.replace(self._stats, **{k: getattr(self._stats, k) + v for k, v in more.items()})
 
     def _cancel(self, requests: tuple[Request, ...]) -> None:
@@ -195,6 +217,7 @@ class StepLoop:
                 self._finish(request, "cancelled", "cancelled")
 
     def _step(self) -> None:
+        start = time.perf_counter()
         try:
             plan = self._scheduler.plan()
         except StuckRequest as stuck:
@@ -215,6 +238,7 @@ class StepLoop:
             rows = [plan.layout.logit_of[i] for i in places]
             if rows:
                 self._use(request, logits, rows)
+        self._count(step_s=time.perf_counter() - start)
 
     def _forward(self, layout: Layout) -> Tensor:
         device = self._model.device
@@ -246,7 +270,8 @@ class StepLoop:
     def _count_admission(self, request: Request) -> None:
         if not request.counted and request.hit_len is not None:
             request.counted = True
-            self._count(prompt_tokens=request.num_prompt, hit_tokens=request.hit_len)
+            waited = time.monotonic() - request.arrived
+            self._count(prompt_tokens=request.num_prompt, hit_tokens=request.hit_len, first_step_s=waited)
 
     def _use(self, request: Request, logits: Tensor, rows: list[int]) -> None:
         """Do with the logits at a request's places what it wants them for. A failure is that request's alone."""
@@ -312,6 +337,10 @@ class StepLoop:
 
     def _end_request(self, request: Request) -> None:
         request.finished = True
+        if request.keep_pinned and request.num_sampled and request.node is not None:
+            tree = self._scheduler.tree
+            found = tree.match(request.tokens[: request.num_prompt], tree.root(request.namespace))
+            request.pinned = tree.pin(found)
         self._scheduler.remove(request)
 
 

@@ -29,7 +29,7 @@ class Result:
 
     `tokens` are the sampled tokens whose text is in `text` whole; a stop string can cut the last one in two, and
     then `tail` is the part of its text that counts. `detail` says what ended it: "eos", the stop string in quotes,
-    "constraint", "max_tokens", "context" (the model's positions), "slots" (the pool is full), "cancelled".
+    "constraint", "max_tokens", "context" (the model's positions), "slots" (the pool is full), "timeout", "cancelled".
     """
 
     text: str
@@ -41,6 +41,7 @@ class Result:
     prompt_tokens: int
     hit_tokens: int
     sampled_tokens: int
+    pinned: Node | None = None  # where the prompt ends, if it was to be pinned
 
 
 _ids = itertools.count()
@@ -67,6 +68,7 @@ class Request:
     priority: int = 0               # higher ones are admitted first, sent back last, and kept longer
     routing_key: Hashable = None
     deadline: float | None = None   # on the clock of `time.monotonic`
+    keep_pinned: bool = False       # pin its prompt when it is done
     constraint: ConstraintState | None = None
     detokenizer: Detokenizer = field(default_factory=lambda: Detokenizer(()))
     stops: StopMatcher = field(default_factory=StopMatcher)
@@ -80,6 +82,8 @@ class Request:
     counted: bool = False           # that number is in the statistics
     pieces: list[str] = field(default_factory=list)  # the text so far, as it became certain
     logprobs: list[float] = field(default_factory=list)
+    arrived: float = 0.0            # on the same clock
+    pinned: Node | None = None
     failures: int = 0               # steps that failed with it
     finished: bool = False
 
@@ -141,6 +145,7 @@ class Request:
             prompt_tokens=self.num_prompt,
             hit_tokens=self.hit_len or 0,
             sampled_tokens=len(sampled),
+            pinned=self.pinned,
         )
 
     def _add(self, text: str) -> str:

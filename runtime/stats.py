@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _state() -> Any:
+    """A field that says how things are, not how often something happened."""
+    return field(default=0, metadata={"state": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Counters since the engine was made; the last four are a state, not a count.
+    """Counters since the engine was made, and the state of its slots and queues at one moment.
 
     prompt_tokens: tokens of all prompts, each request's in full.
     hit_tokens: those of them that were in the tree when the request was admitted, or came there in the same step.
     computed_tokens: rows of forward passes that computed a token for the first time.
     repeated_rows: rows computed again, for their logits only.
     generated_tokens: tokens sampled.
+    retracted: times a running request was sent back to wait.
+    first_step_s: seconds from arrival to the end of the first step, of all requests together.
+    step_s: seconds in steps.
     """
 
     requests: int = 0
@@ -26,16 +35,21 @@ class Stats:
     steps: int = 0
     retracted: int = 0
     evicted_slots: int = 0
-    free_slots: int = 0
-    evictable_slots: int = 0
-    protected_slots: int = 0
-    num_slots: int = 0
+    first_step_s: float = 0.0
+    step_s: float = 0.0
+    waiting: int = _state()
+    running: int = _state()
+    free_slots: int = _state()
+    evictable_slots: int = _state()
+    pinned_slots: int = _state()
+    protected_slots: int = _state()
+    held_slots: int = _state()
+    num_slots: int = _state()
 
     def since(self, before: Stats) -> Stats:
-        """The counts between two moments; the state of the slots is the later one's."""
-        state = {"free_slots", "evictable_slots", "protected_slots", "num_slots"}
-        names = [f.name for f in dataclasses.fields(self) if f.name not in state]
-        return dataclasses.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in names})
+        """The counts between two moments; the state is the later one's."""
+        counts = [f.name for f in dataclasses.fields(self) if not f.metadata.get("state")]
+        return dataclasses.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in counts})
 
     @property
     def hits(self) -> str:
@@ -44,7 +58,15 @@ class Stats:
         return f"prefix hits: {self.hit_tokens} of {self.prompt_tokens} prompt tokens{share}"
 
     def __str__(self) -> str:
-        return (
-            f"{self.hits} | {self.generated_tokens} generated in {self.steps} steps | "
-            f"slots: {self.free_slots} free, {self.evictable_slots} cached, {self.protected_slots} in use"
-        )
+        step_ms = 1000 * self.step_s / self.steps if self.steps else 0.0
+        wait_ms = 1000 * self.first_step_s / self.requests if self.requests else 0.0
+        rows = {
+            "requests": f"{self.requests}, {self.running} running, {self.waiting} waiting, {self.retracted} retracted",
+            "prefix hits": self.hits.removeprefix("prefix hits: "),
+            "computed": f"{self.computed_tokens} tokens, {self.repeated_rows} rows again for their logits",
+            "generated": f"{self.generated_tokens} tokens",
+            "steps": f"{self.steps}, {step_ms:.1f} ms each; {wait_ms:.1f} ms to the end of a request's first",
+            "slots": f"{self.free_slots} free, {self.evictable_slots} cached, {self.pinned_slots} pinned, "
+            f"{self.protected_slots + self.held_slots} in use of {self.num_slots}; {self.evicted_slots} evicted so far",
+        }
+        return "\n".join(f"{name:<12}{value}" for name, value in rows.items())

@@ -60,6 +60,11 @@ class Node:
         pins = f" pins={self.pins}" if self.pins else ""
         return f"{_short(self.tokens)} slots={_short(self.slots)} locks={self.lock}{pins}"
 
+    @property
+    def kept_by(self) -> str:
+        """What keeps it from eviction: "protected" by a lock, "pinned", or nothing: "evictable"."""
+        return "protected" if self.lock else "pinned" if self.pins else "evictable"
+
     def path(self) -> list[Node]:
         """The nodes from below the root down to this one."""
         nodes: list[Node] = []
@@ -298,7 +303,7 @@ class RadixTree:
             assert node.pins >= sum(child.pins for child in node.children.values()), f"{node!r} has too few pins"
         counted = {"protected": self.protected, "pinned": self.pinned, "evictable": self.evictable}
         for state, count in counted.items():
-            real = sum(len(node) for node in nodes if _state(node) == state)
+            real = sum(len(node) for node in nodes if node.kept_by == state)
             assert real == count, f"{state}: counted {count}, in the tree {real}"
         slots = [slot for node in nodes for slot in node.slots]
         assert len(slots) == len(set(slots)), "a slot is in two places"
@@ -421,10 +426,6 @@ class RadixTree:
         if node is not None and self._is_evictable_leaf(node):
             self._tie += 1
             heapq.heappush(self._leaves, (self._order(node), self._tie, node))
-
-
-def _state(node: Node) -> str:
-    return "protected" if node.lock else "pinned" if node.pins else "evictable"
 
 
 def _common_prefix(edge: array[int], tokens: array[int], start: int) -> int:

@@ -198,6 +198,68 @@ def test_a_constraint_that_was_cut_off_says_so(engine: Engine) -> None:
     assert (result.finish_reason, result.complete, result.sampled_tokens) == ("length", False, 2)
 
 
+# --------------------------------------------------------------------------------------- salts, pins, limits of time
+
+
+def test_requests_of_different_salts_share_nothing(engine: Engine) -> None:
+    def hits(**options: Any) -> int:
+        return engine.generate(list(range(5, 37)), max_tokens=1, temperature=0, **options).hit_tokens
+
+    assert [hits(cache_salt="A"), hits(cache_salt="B"), hits(), hits(cache_salt="A")] == [0, 0, 0, 31]
+
+
+def test_a_pinned_prefix_survives_what_evicts_everything_else(tiny_model: Path) -> None:
+    with Engine(tiny_model, num_slots=64) as engine:
+        prefix = list(range(5, 25))
+        with engine.hold(prefix) as pin:
+            assert (pin.num_tokens, engine.stats.pinned_slots) == (20, 20)
+            for start in range(30, 300, 30):
+                engine.generate(list(range(start, start + 30)), max_tokens=4, ignore_eos=True)
+            engine.reset_cache()
+            assert engine.generate([*prefix, 7], max_tokens=1).hit_tokens == 20
+        assert engine.stats.pinned_slots == 0
+        pin.release()
+        engine.reset_cache()
+        assert engine.stats.free_slots == 64
+
+
+def test_a_pin_that_would_fill_the_pool_is_refused(tiny_model: Path) -> None:
+    with (
+        Engine(tiny_model, num_slots=64) as engine,
+        pytest.raises(OutOfSlots, match=r"pin\(\) needs 65 slots, 64 are free. Raise num_slots \(64\)"),
+    ):
+        engine.pin(list(range(5, 69)))
+
+
+@pytest.mark.parametrize("max_running", [1, 4])
+def test_a_request_that_takes_too_long_ends_with_what_it_has(max_running: int, tiny_model: Path) -> None:
+    with Engine(tiny_model, num_slots=4096, max_running=max_running) as engine:
+        other = start(engine, [5, 6])[0]
+        result = engine.generate([5, 7], max_tokens=100_000, ignore_eos=True, timeout_s=0.2)
+        assert (result.finish_reason, result.detail) == ("cancelled", "timeout")
+        assert (result.sampled_tokens > 0) == (max_running > 1)
+        other.cancel()
+
+
+def test_the_tree_is_drawn_for_graphviz_with_its_text(engine: Engine) -> None:
+    text = 'The "river" runs'
+    engine.generate(text, max_tokens=1)
+    drawn = engine.render_tree("dot")
+    assert drawn.startswith("digraph radix_tree {")
+    assert rf'label="The \"river\" runs\n{len(engine.prompt_tokens(text))} tokens"' in drawn
+    assert drawn.count("->") == 1
+
+
+def test_statistics_print_as_a_table(engine: Engine) -> None:
+    engine.generate([5, 6, 7, 8], n=2, max_tokens=3, temperature=0, ignore_eos=True)
+    lines = str(engine.stats).splitlines()
+    names = ["requests", "prefix hits", "computed", "generated", "steps", "slots"]
+    assert [line[:12].strip() for line in lines] == names
+    assert lines[0] == "requests    2, 0 running, 0 waiting, 0 retracted"
+    assert lines[1] == "prefix hits 3 of 8 prompt tokens, 38%"
+    assert lines[2] == "computed    6 tokens, 0 rows again for their logits"
+
+
 # ------------------------------------------------------------------------------------------------- wrong requests
 
 
