@@ -8,6 +8,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from .engine import Engine, Handle, Pin
 from .errors import (
+    CacheError,
     ConstraintError,
     EngineClosed,
     EngineError,
@@ -22,6 +23,7 @@ from .request import Delta, Result
 from .stats import Stats
 
 __all__ = [
+    "CacheError",
     "ConstraintError",
     "Delta",
     "Engine",

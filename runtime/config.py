@@ -31,6 +31,9 @@ class EngineConfig:
     max_step_tokens: rows of one forward pass at most; longer prompts are computed in chunks.
     max_running: requests that take part in one step at most.
     context_length: positions at most; None takes the model's own.
+    host_cache_bytes: host memory for keys and values that were evicted, to bring them back from. 0 is none.
+    disk_cache_bytes, disk_cache_path: the same in files in a folder, for what host memory has no room for. They go when
+        the engine is closed; `save_cache` is what lasts.
     seed: makes requests without a seed of their own reproducible, given the same order of calls.
     """
 
@@ -43,6 +46,9 @@ class EngineConfig:
     max_step_tokens: int = 512
     max_running: int = 256
     context_length: int | None = None
+    host_cache_bytes: int = 0
+    disk_cache_bytes: int = 0
+    disk_cache_path: str | os.PathLike[str] | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -64,6 +70,15 @@ class EngineConfig:
         if self.num_slots != "auto" and self.num_slots % self.page_size:
             size = self.page_size
             raise RequestError(f"Engine: num_slots must be a multiple of page_size ({size}), got {self.num_slots}.")
+        for name in ("host_cache_bytes", "disk_cache_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise RequestError(f"Engine: {name} must be 0 or a number of bytes, got {value!r}.")
+        if bool(self.disk_cache_bytes) != (self.disk_cache_path is not None):
+            raise RequestError(
+                f"Engine: disk_cache_bytes ({self.disk_cache_bytes}) and disk_cache_path ({self.disk_cache_path!r}) "
+                "go together: give both, or neither."
+            )
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise RequestError(f"Engine: dtype must be auto, float32, bfloat16 or float16, got {self.dtype!r}.")
 

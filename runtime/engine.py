@@ -21,6 +21,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, overload
 
+from . import saved
+from .attention import Attention
+from .attention.cpu import CpuAttention, is_available
 from .attention.reference import ReferenceAttention
 from .config import EngineConfig, auto_num_slots
 from .constrain import Compiler, Constraint
@@ -29,7 +32,8 @@ from .drawing import as_dot
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
 from .kv import KVPool, bytes_per_slot
 from .loop import Ask, Cancel, StepLoop, Submit
-from .model.transformers import TransformersModel
+from .model import Model
+from .model.load import load_model
 from .models import resolve
 from .params import GenerateParams
 from .policies import EVICTION
@@ -39,6 +43,7 @@ from .scheduler import Scheduler
 from .slots import SlotPool
 from .stats import Stats
 from .text import StopMatcher
+from .tiers import Tiers, open_tiers
 from .tokenizer import Tokenizer
 from .tree import Node, RadixTree
 
@@ -117,7 +122,7 @@ class Engine:
         folder = resolve(model)
         self.name = str(model)
         self.tokenizer = Tokenizer(folder)
-        net = TransformersModel(folder, dtype=self.config.torch_dtype(device), device=device)
+        net = load_model(folder, dtype=self.config.torch_dtype(device), device=device)
         self.model = net
         self.context_length = self.config.context_length or net.context_length
         wanted = self.config.num_slots
@@ -126,23 +131,30 @@ class Engine:
         if wanted == "auto":
             wanted = auto_num_slots(slot_bytes, self.context_length, device) // page_size * page_size
         self.num_slots = wanted
+        self._pool = pool = KVPool(self.num_slots, net.specs, net.dtype, device, page_size)
+        self._cached_for = saved.fingerprint(
+            saved.weights_fingerprint(folder), self.tokenizer.fingerprint, net.specs, net.dtype, page_size
+        )
+        self._tiers = open_tiers(self.config, pool)
         vocab = Vocab(
             self.tokenizer.token_bytes, self.tokenizer.special_ids, self.tokenizer.eos_ids, size=net.vocab_size
         )
         self._compiler = Compiler(vocab)
         self._seeds = random.Random(self.config.seed)
         self._pid = os.getpid()
+        tree = RadixTree(
+            SlotPool(self.num_slots, page_size), EVICTION[eviction] if isinstance(eviction, str) else eviction
+        )
+        tree.on_evict = self._tiers.spill if self._tiers else None
         scheduler = Scheduler(
-            RadixTree(
-                SlotPool(self.num_slots, page_size), EVICTION[eviction] if isinstance(eviction, str) else eviction
-            ),
+            tree,
             max_step_tokens=self.config.max_step_tokens,
             max_running=self.config.max_running,
             policy=self.config.policy,
+            tiers=self._tiers,
         )
-        pool = KVPool(self.num_slots, net.specs, net.dtype, device, page_size)
-        self._loop = StepLoop(net, ReferenceAttention(), pool, scheduler, self.tokenizer.eos_ids, self.context_length)
-        self._finalizer = weakref.finalize(self, _close, self._loop, self._compiler)
+        self._loop = StepLoop(net, attention_for(net), pool, scheduler, self.tokenizer.eos_ids, self.context_length)
+        self._finalizer = weakref.finalize(self, _close, self._loop, self._compiler, self._tiers)
 
     def __enter__(self) -> Self:
         return self
@@ -358,10 +370,47 @@ class Engine:
     def check(self) -> None:
         """Assert the invariants of tree and pool; walks the whole tree."""
         self._ask(lambda scheduler: scheduler.tree.check())
+        if self._tiers is not None:
+            tiers = self._tiers
+            self._ask(lambda _: tiers.check())
 
     def reset_cache(self) -> int:
-        """Forget every prefix that no request uses; returns the number of slots that became free."""
-        return self._ask(lambda scheduler: scheduler.tree.reset())
+        """Forget every prefix that no request uses, in all tiers; returns the number of slots that became free."""
+
+        def reset(scheduler: Scheduler) -> int:
+            if self._tiers is not None:
+                self._tiers.clear()
+            return scheduler.tree.reset()
+
+        return self._ask(reset)
+
+    def save_cache(self, path: str | Path) -> int:
+        """Write every cached prefix, with its keys and values, to one safetensors file; returns the number of tokens.
+
+        What is computed already is copied between two steps and written while the engine goes on. Prefixes that were
+        evicted to host memory or disk are not in it. The file tells prompts to who can read it: it is made readable
+        by its owner only.
+
+        Raises:
+            CacheError: the file cannot be written; an older one of this name is as it was.
+        """
+        target = Path(path).expanduser()
+        copied = self._ask(lambda scheduler: saved.copy_tree(scheduler.tree, self._pool))
+        saved.write(copied, target, self._cached_for)
+        return len(copied.tokens)
+
+    def load_cache(self, path: str | Path) -> int:
+        """Add the prefixes of a saved cache to this one; returns the number of tokens added.
+
+        Prefixes that are here stay, and nothing is evicted: what is new is added while slots are free, the most
+        recently used first. The file must have been saved with the same weights (`saved.weights_fingerprint` says
+        how that is seen), tokenizer, dtype and page size.
+
+        Raises:
+            CacheError: the file cannot be read, is torn, or was saved by another model; nothing has changed.
+        """
+        found = saved.read(Path(path).expanduser(), self._cached_for, self.model.vocab_size, self._pool)
+        return self._ask(lambda scheduler: saved.merge(found, scheduler.tree, self._pool))
 
     def _ask(self, query: Callable[[Scheduler], T]) -> T:
         answer: Future[T] = Future()
@@ -407,6 +456,13 @@ class _Gather:
             self._on_done(failed[0] if failed else self._results)
 
 
+def attention_for(model: Model) -> Attention:
+    """The fastest backend for where the model runs."""
+    if model.device.type == "cpu" and is_available():
+        return CpuAttention()
+    return ReferenceAttention()
+
+
 def _for_sample(callback: Callable[[int, Any], None], sample: int) -> Callable[[Any], None]:
     return lambda value: callback(sample, value)
 
@@ -426,6 +482,8 @@ def _wait(waits: Sequence[Future[T]], handle: Handle) -> list[T]:
         raise
 
 
-def _close(loop: StepLoop, compiler: Compiler) -> None:
+def _close(loop: StepLoop, compiler: Compiler, tiers: Tiers | None) -> None:
     compiler.close()
     loop.close()
+    if tiers is not None:
+        tiers.close()

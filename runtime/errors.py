@@ -48,3 +48,7 @@ class RequestTooLong(RequestError):
 
 class ConstraintError(EngineError, ValueError):
     """A constraint cannot be compiled, or this vocabulary cannot spell it."""
+
+
+class CacheError(EngineError):
+    """A saved cache cannot be written or read, or it is another model's; the engine's cache is as it was."""

@@ -6,6 +6,7 @@ whose keys and values are in the cache already write there, so that a written sl
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,9 @@ class KVPool:
         shapes = [(num_slots + page_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
         self.k = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
         self.v = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        self.dtype, self.device = dtype, device
+        self._widths = [page_size * spec.num_kv_heads * spec.head_dim for spec in specs for _ in "kv"]
+        self.page_width = sum(self._widths)  # numbers in one page, in all layers
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store this step's keys and values.
@@ -42,3 +46,28 @@ class KVPool:
         """
         self.k[layer].index_copy_(0, slots, k)
         self.v[layer].index_copy_(0, slots, v)
+
+    def gather(self, slots: array[int]) -> Tensor:
+        """A copy of whole pages, on the CPU: [pages, page_width], a page's keys and values layer by layer."""
+        index = self._index(slots)
+        parts = [pool.index_select(0, index).view(-1, width) for pool, width in self._pools()]
+        return torch.cat(parts, dim=1).cpu()
+
+    def scatter(self, slots: array[int], rows: Tensor) -> None:
+        """Store whole pages that `gather` gave.
+
+        Args:
+            rows: [pages, page_width], on any device.
+        """
+        index = self._index(slots)
+        parts = torch.split(rows.to(self.device), self._widths, dim=1)
+        for (pool, _), part in zip(self._pools(), parts, strict=True):
+            pool.index_copy_(0, index, part.reshape(len(slots), *pool.shape[1:]))
+
+    def _pools(self) -> list[tuple[Tensor, int]]:
+        """K and V of each layer in turn, and how many numbers of a page lie there."""
+        pools = [pool for pair in zip(self.k, self.v, strict=True) for pool in pair]
+        return list(zip(pools, self._widths, strict=True))
+
+    def _index(self, slots: array[int]) -> Tensor:
+        return torch.frombuffer(slots, dtype=torch.int32).to(self.device, torch.int64)

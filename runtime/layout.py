@@ -2,8 +2,9 @@
 
 The rows of a step are the distinct new tokens of the tree, and tokens computed before whose logits
 are wanted again. Rows that follow each other on one path are a *segment*; it attends to its whole
-path, its own rows included, each row up to itself. A backend needs nothing else to compute
-attention, and the reference backend can judge the others.
+path, its own rows included, each row up to itself. Segments are in depth-first order of the tree:
+the rows below a node stand together. A backend needs nothing else to compute attention, and the
+reference backend can judge the others.
 """
 
 from __future__ import annotations
@@ -69,16 +70,15 @@ def build_layout(fresh: Sequence[Node], wanted: Sequence[Wanted]) -> Layout:
         fresh: the nodes with fresh tokens, parents before children.
         wanted: where logits are wanted; places that coincide share one row.
     """
-    builder = _Builder()
-    for node in fresh:
-        builder.add(node, len(node) - node.fresh, len(node), fresh=True)
+    units = [(node, len(node) - node.fresh, len(node), True) for node in fresh]
     again: dict[Node, set[int]] = defaultdict(set)
     for want in wanted:
         if want.offset < len(want.node) - want.node.fresh:
             again[want.node].add(want.offset)
-    for node, offsets in again.items():
-        for first, end in _runs(sorted(offsets)):
-            builder.add(node, first, end, fresh=False)
+    units += [(node, *run, False) for node, offsets in again.items() for run in _runs(sorted(offsets))]
+    builder = _Builder()
+    for node, first, end, is_fresh in sorted(units, key=lambda unit: [id(n) for n in unit[0].path()]):
+        builder.add(node, first, end, fresh=is_fresh)
     rows = [builder.row_of[want.node, want.offset] for want in wanted]
     logit_rows = sorted(set(rows))
     index = {row: i for i, row in enumerate(logit_rows)}

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .attention import Attention, attn_batch, int32
+from .attention.levels import CostModel
 from .errors import ConstraintError, EngineClosed, EngineError
 from .kv import KVPool
 from .layout import Layout
@@ -78,6 +79,7 @@ class StepLoop:
     ) -> None:
         self._model, self._attention, self._pool = model, attention, pool
         self._scheduler = scheduler
+        self._cost = CostModel()
         self._eos_ids = eos_ids
         self._context_length = context_length
         self._stats = Stats(num_slots=scheduler.tree.pool.num_slots)
@@ -194,9 +196,11 @@ class StepLoop:
 
     def stats(self) -> Stats:
         """A snapshot. On the engine's thread only."""
-        tree = self._scheduler.tree
+        tree, tiers = self._scheduler.tree, self._scheduler.tiers
         return dataclasses.replace(
             self._stats,
+            spilled_tokens=tiers.spilled_tokens if tiers else 0,
+            restored_tokens=tiers.restored_tokens if tiers else 0,
             retracted=self._scheduler.num_retracted,
             evicted_slots=tree.evicted,
             free_slots=tree.pool.num_free,
@@ -242,7 +246,7 @@ class StepLoop:
 
     def _forward(self, layout: Layout) -> Tensor:
         device = self._model.device
-        batch = attn_batch(layout, self._pool.scratch, device, self._pool.page_size)
+        batch = attn_batch(layout, self._pool.scratch, device, self._pool.page_size, self._cost)
         self._attention.plan(batch, self._model.specs)
         return self._model.forward(
             StepInput(

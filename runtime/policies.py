@@ -126,7 +126,8 @@ ADMISSION: Mapping[str, AdmissionOrder] = {
     "routing-key": routing_key,
 }
 DFS_WEIGHT = "dfs-weight"
-"""Depth first over the common prefixes of those that wait; of what begins differently, the most numerous first."""
+"""Depth first over the common prefixes of those that wait: the most cached tokens first, as with `lpm`; of those that
+have equally many, the ones that most others go on like."""
 
 SCHEDULING = (*ADMISSION, DFS_WEIGHT)
 

@@ -16,6 +16,7 @@ from .errors import OutOfSlots
 from .layout import Layout, Wanted, build_layout
 from .policies import AdmissionOrder
 from .request import Request
+from .tiers import Tiers
 from .tree import RadixTree
 from .waiting import Waiting
 
@@ -53,9 +54,17 @@ class Scheduler:
     """A request is waiting (nothing locked), running (its path locked), or unknown here."""
 
     def __init__(
-        self, tree: RadixTree, *, max_step_tokens: int, max_running: int, policy: str | AdmissionOrder = "lpm"
+        self,
+        tree: RadixTree,
+        *,
+        max_step_tokens: int,
+        max_running: int,
+        policy: str | AdmissionOrder = "lpm",
+        tiers: Tiers | None = None,
     ) -> None:
+        """`tiers` is where prefixes that were evicted come back from."""
         self.tree = tree
+        self.tiers = tiers
         self.max_step_tokens = max_step_tokens
         self.max_running = max_running
         self.waiting = Waiting(tree, policy)
@@ -92,11 +101,11 @@ class Scheduler:
         for request in list(self.running):
             if request.node is not None and draft.budget > 0:
                 self._continue(request, draft)
-        if self.waiting and draft.budget > 0 and len(self.running) < self.max_running:
+        if self.waiting:
             self.waiting.begin_step(Counter(r.routing_key for r in self.running))
-            while self.waiting and draft.budget > 0 and len(self.running) < self.max_running:
-                if not self._admit(self.waiting.next(), draft):
-                    break
+        while self.waiting and draft.budget > 0 and len(self.running) < self.max_running:
+            if not self._admit(self.waiting.next(), draft):
+                break
         return self._finish_plan(list(draft.placed)) if draft.placed else None
 
     def undo(self, plan: Plan) -> None:
@@ -129,12 +138,27 @@ class Scheduler:
         if self.running and request.end - found.length + self._still_needed() > room:
             self._release(request)
             return False
+        if self.tiers is not None:
+            self._restore(request, self._target(request, draft), self.tiers)
         if request.hit_len is None:
-            request.hit_len = min(found.length, request.num_prompt - 1)
+            request.hit_len = min(request.computed, request.num_prompt - 1)
         self.waiting.admitted(request)
         self.running.append(request)
         self._continue(request, draft)
         return request.node is not None
+
+    def _restore(self, request: Request, end: int, tiers: Tiers) -> None:
+        """Bring back what the tiers have of a request's tokens up to `end` after its path, as far as slots go."""
+        tree, start = self.tree, request.computed
+        assert request.node is not None
+        end = min(end, start + tree.pool.num_free + tree.evictable)
+        if request.node.fresh or start == end:  # below tokens of the step in progress only its own are allowed
+            return
+        rows = tiers.fetch(request.namespace, request.tokens[:start], request.tokens[start:end])
+        if len(rows):
+            back = request.tokens[start : start + len(rows) * tree.page_size]
+            request.node = tree.insert(request.node, back, lambda slots: tiers.restore(slots, rows))
+            request.computed += len(back)
 
     def _still_needed(self) -> float:
         """Slots that the running requests will probably take: what is usual, at least a few, at most what they may."""
@@ -159,14 +183,16 @@ class Scheduler:
             more = request.tokens[request.computed : request.computed + count]
             request.node, request.tail = tree.append(request.node, more, request.tail)
             request.computed += count
-        draft.budget -= max(count, 1)
+            if request.computed <= request.num_prompt:
+                self.waiting.grew(request)
+        draft.budget -= max(count, request.computed - request.first_wanted, 1)  # rows can be read again, too
         draft.placed[request] = None
 
     def _target(self, request: Request, draft: _Draft) -> int:
         """How far a request may get in this step, as far as its rows go that are in the tree already."""
         if request.score_from is None:
             return request.end
-        return min(request.end, max(request.first_wanted, request.computed) + draft.budget)
+        return min(request.end, request.first_wanted + draft.budget)
 
     def _victim(self, request: Request, draft: _Draft) -> Request:
         """Who is sent back so that `request` can go on: of the younger ones without rows in this step, or itself.

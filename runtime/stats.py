@@ -22,6 +22,8 @@ class Stats:
     repeated_rows: rows computed again, for their logits only.
     generated_tokens: tokens sampled.
     retracted: times a running request was sent back to wait.
+    spilled_tokens: evicted tokens that were copied to host memory, and maybe on to disk.
+    restored_tokens: tokens that were copied back from there.
     first_step_s: seconds from arrival to the end of the first step, of all requests together.
     step_s: seconds in steps.
     """
@@ -35,6 +37,8 @@ class Stats:
     steps: int = 0
     retracted: int = 0
     evicted_slots: int = 0
+    spilled_tokens: int = 0
+    restored_tokens: int = 0
     first_step_s: float = 0.0
     step_s: float = 0.0
     waiting: int = _state()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,6 +25,12 @@ from .slots import SlotPool
 
 Key: TypeAlias = int | bytes
 """The first page of an edge: its token, or the bytes of its tokens."""
+
+OnEvict: TypeAlias = Callable[[Hashable, "array[int]", "array[int]", "array[int]"], None]
+"""Hears of tokens that are evicted: their namespace, the tokens before them, they themselves, their slots."""
+
+EVICTED_TOGETHER = 64
+"""If somebody copies what is evicted, at least so many slots go at once, where there are so many: each copy costs."""
 
 _NO_CHILDREN: dict[Key, Node] = {}  # of all leaves together; never written to
 
@@ -108,6 +114,7 @@ class RadixTree:
         self.pinned = 0     # slots in nodes that are only pinned
         self.held = 0       # slots of tails
         self.evicted = 0    # slots taken back so far
+        self.on_evict: OnEvict | None = None  # called while the slots still hold what is evicted
         self._order = order
         self._roots: dict[Hashable, Root] = {}
         self._clock = 0
@@ -222,6 +229,27 @@ class RadixTree:
         self.held += page
         return node, tail
 
+    def insert(self, node: Node, tokens: array[int], fill: Callable[[array[int]], None]) -> Node:
+        """Add whole pages of `tokens` that need not be computed after `node`, which the caller holds.
+
+        Args:
+            fill: called with their slots, to put their keys and values there. If it raises, they are not added.
+
+        Returns the caller's new node.
+
+        Raises:
+            OutOfSlots: as `append`.
+        """
+        assert node.lock and not node.fresh, f"cannot insert {_short(tokens)} after {node!r}"
+        self.reserve(len(tokens))
+        slots = self.pool.allocate(len(tokens), after=node.slots[-1] if node.slots else None)
+        try:
+            fill(slots)
+        except BaseException:
+            self.pool.free(slots)
+            raise
+        return self._attach(node, tokens, slots, len(tokens))
+
     def drop_tail(self, tail: Node) -> None:
         """Give the page of a tail back."""
         self._forget_tail(tail)
@@ -237,7 +265,7 @@ class RadixTree:
         if count > free + self.evictable:
             raise OutOfSlots(wanted=count, free=free, evictable=self.evictable)
         if count > free:
-            self.evict(count - free)
+            self.evict(max(count - free, EVICTED_TOGETHER if self.on_evict else 0))
 
     def evict(self, count: int) -> int:
         """Give back `count` slots that nothing keeps, in whole pages, from the ends of leaves. Returns how many."""
@@ -248,6 +276,8 @@ class RadixTree:
                 continue
             pages = -(-(count - done) // self.page_size)
             parent, size = leaf.parent, min(len(leaf), pages * self.page_size)
+            if self.on_evict is not None:
+                self._announce(leaf, size, self.on_evict)
             self._cut(leaf, size)
             self.evictable -= size
             done += size
@@ -256,8 +286,12 @@ class RadixTree:
         return done
 
     def reset(self) -> int:
-        """Evict everything that nothing keeps; returns the number of slots given back."""
-        return self.evict(self.evictable)
+        """Evict everything that nothing keeps, without a word to `on_evict`; returns the number of slots given back."""
+        on_evict, self.on_evict = self.on_evict, None
+        try:
+            return self.evict(self.evictable)
+        finally:
+            self.on_evict = on_evict
 
     def fresh_nodes(self) -> list[Node]:
         """The nodes and tails that hold fresh tokens, parents before children."""
@@ -364,7 +398,7 @@ class RadixTree:
         else:
             node.tokens.extend(tokens)
             node.slots.extend(slots)
-        if node.fresh == 0:
+        if node.fresh == 0 and started < len(tokens):
             self._fresh.append(node)
         node.fresh += len(tokens) - started
         self.protected += len(tokens)
@@ -401,6 +435,16 @@ class RadixTree:
         node.parent = parent.parent
         self._hang(node, node.parent)
         parent.parent = None
+
+    def _announce(self, leaf: Node, size: int, on_evict: OnEvict) -> None:
+        assert not leaf.fresh, f"{leaf!r} is evicted before it is computed"
+        above, keep = leaf.path()[:-1], len(leaf) - size
+        root = above[0].parent if above else leaf.parent
+        assert isinstance(root, Root), f"{leaf!r} is below no root"
+        before: array[int] = array("i")
+        for node in above:
+            before += node.tokens
+        on_evict(root.namespace, before + leaf.tokens[:keep], leaf.tokens[keep:], leaf.slots[keep:])
 
     def _cut(self, leaf: Node, size: int) -> None:
         """Free the last `size` slots of a leaf; a leaf that becomes empty leaves the tree."""

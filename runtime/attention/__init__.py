@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..layout import NO_SLOT, Layout
+from .levels import CostModel, Group, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +78,40 @@ class Attention(Protocol):
         """One level alone: its output [T, H, D] and the natural log-sum-exp of its scores, float32 [T, H]."""
 
 
-def attn_batch(layout: Layout, scratch: int, device: torch.device, page_size: int = 1) -> AttnBatch:
-    """The index arrays of a step. Rows that write nothing name slot `scratch`."""
-    qo, kv, indices, last = array("i", [0]), array("i", [0]), array("i"), array("i")
-    for segment in layout.segments:
-        length = 0
-        for span in segment.path:  # all but the last are whole pages
-            indices.extend(span.slots if page_size == 1 else [slot // page_size for slot in span.slots[::page_size]])
-            length += len(span.slots)
-        qo.append(segment.first_row + segment.num_rows)
-        kv.append(len(indices))
-        last.append((length - 1) % page_size + 1)
-    flat = Level(int32(qo), int32(kv), int32(indices), int32(last), page_size, causal=True)
+def attn_batch(
+    layout: Layout, scratch: int, device: torch.device, page_size: int = 1, cost: CostModel | None = None
+) -> AttnBatch:
+    """The index arrays of a step. Rows that write nothing name slot `scratch`. Without `cost` nothing is shared."""
+    num_rows = len(layout.tokens)
+    _, whole = cut(layout.segments, CostModel(max_levels=0))
+    flat = _level(whole, num_rows, page_size, causal=True)
+    levels = [flat]
+    if cost is not None:
+        shared, rest = cut(layout.segments, cost)
+        if shared:
+            levels = [_level(groups, num_rows, page_size, causal=False) for groups in shared]
+            levels.append(_level(rest, num_rows, page_size, causal=True))
     slots = int32(layout.write_slots).to(torch.int64)
-    return AttnBatch((flat,), flat, torch.where(slots == NO_SLOT, scratch, slots).to(device), len(layout.tokens))
+    return AttnBatch(tuple(levels), flat, torch.where(slots == NO_SLOT, scratch, slots).to(device), num_rows)
+
+
+def _level(groups: Sequence[Group], num_rows: int, page_size: int, *, causal: bool) -> Level:
+    """Groups of ascending rows as index arrays; rows between them attend to nothing here."""
+    qo, kv, indices, last = array("i", [0]), array("i", [0]), array("i"), array("i")
+
+    def add(end_row: int, slots: array[int]) -> None:
+        indices.extend(slots if page_size == 1 else [slot // page_size for slot in slots[::page_size]])
+        qo.append(end_row)
+        kv.append(len(indices))
+        last.append((len(slots) - 1) % page_size + 1 if slots else 0)
+
+    for group in groups:
+        if group.first_row > qo[-1]:
+            add(group.first_row, array("i"))
+        add(group.end_row, group.slots)
+    if num_rows > qo[-1]:
+        add(num_rows, array("i"))
+    return Level(int32(qo), int32(kv), int32(indices), int32(last), page_size, causal)
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,9 +32,10 @@ class ReferenceAttention:
         slots = (level.kv_indices.to(q.device, torch.int64)[:, None] * level.page_size + page).flatten()
         last = level.last_page_len.tolist()
         for group in range(len(rows) - 1):
+            r = slice(rows[group], rows[group + 1])
             start, end = ends[group] * level.page_size, ends[group + 1] * level.page_size
-            r, s = slice(rows[group], rows[group + 1]), slots[start : end - level.page_size + last[group]]
-            if r.start < r.stop and len(s):
+            if r.start < r.stop and start < end:
+                s = slots[start : end - level.page_size + last[group]]
                 out[r], lse[r] = attend(q[r], k_pool[s], v_pool[s], spec, causal=level.causal)
         return out, lse
 

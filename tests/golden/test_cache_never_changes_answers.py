@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from branchwise.runtime import Engine, GenerateParams, Result
+from branchwise.runtime.kv import bytes_per_slot
 
 from ..conftest import MakeTiny
 
@@ -147,7 +150,77 @@ def eight_samples(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
             yield list(results[0].tokens)
 
 
-ROUTES = [cold, warm, chunked, batched, in_pages, after_eviction, retracted, forked_in_mid_generation, eight_samples]
+def from_tiers(folder: Path, asked: list[Tokens], page_size: int, **options: Any) -> list[Tokens]:
+    """Ask for all, alone and together, in a pool so small that what one takes is evicted by others, and comes back."""
+    with Engine(folder, num_slots=144, page_size=page_size, max_step_tokens=32, max_running=8, **options) as engine:
+        for _ in range(2):
+            answers = [greedy(engine, prompt, NEW) for prompt in asked]
+        assert together(engine, asked) == answers
+        engine.check()
+        assert engine.stats.restored_tokens > 100
+        return answers
+
+
+def from_host_tier(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    slot_bytes = slot_bytes_of(folder)
+    answers = from_tiers(folder, asked, 1, host_cache_bytes=2000 * slot_bytes)
+    assert from_tiers(folder, asked, 16, host_cache_bytes=2000 * slot_bytes) == answers
+    assert from_tiers(folder, asked, 1, host_cache_bytes=200 * slot_bytes) == answers  # itself too small
+    yield from answers
+
+
+def from_disk_tier(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    slot_bytes = slot_bytes_of(folder)
+    with TemporaryDirectory() as disk:
+        answers = from_tiers(folder, asked, 1, disk_cache_bytes=4000 * slot_bytes, disk_cache_path=disk)
+        options: dict[str, Any] = {"disk_cache_bytes": 900 * slot_bytes, "disk_cache_path": disk}
+        assert from_tiers(folder, asked, 16, host_cache_bytes=100 * slot_bytes, **options) == answers
+        assert not list(Path(disk).iterdir())
+    yield from answers
+
+
+def from_saved_cache(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
+    with TemporaryDirectory() as place:
+        for page_size in (1, 16):
+            file = Path(place) / f"{page_size}.safetensors"
+            with Engine(folder, num_slots=4096, page_size=page_size) as engine:
+                for prompt in asked:
+                    greedy(engine, prompt, NEW)
+                assert engine.save_cache(file) > 0
+            with Engine(folder, num_slots=144, page_size=page_size) as small:  # holds a part of it, and evicts that
+                assert 0 < small.load_cache(file) <= 144
+                small.check()
+                answers = [greedy(small, prompt, NEW) for prompt in asked]
+            with Engine(folder, num_slots=4096, page_size=page_size) as engine:
+                engine.load_cache(file)
+                for prompt, answer in zip(asked, answers, strict=True):
+                    before = engine.stats
+                    assert greedy(engine, prompt, NEW) == answer
+                    found = engine.stats.since(before).hit_tokens
+                    assert found == min(len(prompt) // page_size * page_size, len(prompt) - 1)
+                engine.check()
+    yield from answers
+
+
+def slot_bytes_of(folder: Path) -> int:
+    with Engine(folder, num_slots=16) as engine:
+        return bytes_per_slot(engine.model.specs, engine.model.dtype)
+
+
+ROUTES = [
+    cold,
+    warm,
+    chunked,
+    batched,
+    in_pages,
+    after_eviction,
+    retracted,
+    forked_in_mid_generation,
+    eight_samples,
+    from_host_tier,
+    from_disk_tier,
+    from_saved_cache,
+]
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
@@ -193,6 +266,6 @@ def test_greedy_tokens_of_the_demo_model_equal_transformers(
     with Engine(demo_model, num_slots=16) as engine:
         asked = [list(engine.prompt_tokens(text)) for text in DEMO_TEXTS]
     wanted = [demo_answer(demo_model, tuple(prompt)) for prompt in asked]
-    if route in (after_eviction, retracted):  # pools so small that they would not hold these prompts' answers twice
+    if route in (after_eviction, retracted, from_host_tier, from_disk_tier, from_saved_cache):  # pools so small that they would not hold these prompts' answers twice
         asked, wanted = asked * 3, wanted * 3
     assert list(route(demo_model, asked)) == wanted

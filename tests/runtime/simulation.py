@@ -55,7 +55,7 @@ def alone(prompt: Sequence[int], max_tokens: int, sampler: Sampler = GREEDY) -> 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step did: the requests that took part, those first admitted in it, its rows and new tokens."""
+    """What one step did: the requests that took part, its rows, and how many of them computed a new token."""
 
     placed: tuple[Request, ...]
     rows: int
@@ -81,7 +81,7 @@ class Simulation:
         )
         self.steps: list[Step] = []
         self.stuck: list[Request] = []          # ended because the pool was full
-        self.admitted: list[Request] = []       # in order of their first step
+        self.admitted: dict[Request, None] = {} # in order of their first step
         self._sampler: dict[Request, Sampler] = {}
         self._written: dict[int, int] = {}      # slot -> hash of the prefix that was computed in it
         self._namespace: dict[int, Hashable] = {}
@@ -111,6 +111,7 @@ class Simulation:
             namespace=namespace,
             priority=priority,
             routing_key=routing_key,
+            id=len(self._sampler),
         )
         self._sampler[request] = sampler
         return request
@@ -162,19 +163,13 @@ class Simulation:
     def _note(self, plan: Plan) -> None:
         layout = plan.layout
         self.steps.append(Step(tuple(plan.placed), len(layout.tokens), layout.num_written))
-        self.admitted += [request for request in plan.placed if request not in self.admitted]
-        fresh = set(layout.write_slots) - {NO_SLOT}
+        self.admitted |= dict.fromkeys(plan.placed)
+        for slot in layout.write_slots:
+            self._namespace.pop(slot, None)
         for request in plan.placed:
-            tip = request.tail or request.node
-            assert tip is not None, f"request {request.id} takes part and has no place"
-            for slot in (slot for node in tip.path() for slot in node.slots):
-                known = self._namespace.setdefault(slot, request.namespace) if slot not in fresh else None
-                assert slot in fresh or known == request.namespace, f"slot {slot} belongs to {known!r}"
-        for request in plan.placed:
-            tip = request.tail or request.node
-            assert tip is not None
-            for slot in (slot for node in tip.path() for slot in node.slots if slot in fresh):
-                self._namespace[slot] = request.namespace
+            for slot in _path(request):
+                known = self._namespace.setdefault(slot, request.namespace)
+                assert known == request.namespace, f"slot {slot} belongs to {known!r}"
 
     def _forward(self, layout: Layout) -> list[int]:
         """Write all keys and values of the step, then read as attention does; the hashes at the wanted rows."""
@@ -196,7 +191,6 @@ class Simulation:
                     self._written[slot] = prefix
         slots = [slot for slot in layout.write_slots if slot != NO_SLOT]
         assert len(slots) == len(set(slots)), "two rows write to one slot"
-        self._seen = layout
         return [prefixes[row] for row in layout.logit_rows]
 
     def _use(self, request: Request, prefixes: list[int]) -> None:
@@ -217,9 +211,7 @@ class Simulation:
 
     def _check_path(self, request: Request) -> None:
         """What a request's rows attend to is exactly its prefix, slot for slot."""
-        tip = request.tail or request.node
-        assert tip is not None
-        path = [slot for node in tip.path() for slot in node.slots]
+        path = _path(request)
         assert len(path) == request.computed <= len(request.tokens)
         prefix = EMPTY
         for slot, token in zip(path, request.tokens, strict=False):
@@ -229,3 +221,10 @@ class Simulation:
     def _end(self, request: Request) -> None:
         request.finished = True
         self.scheduler.remove(request)
+
+
+def _path(request: Request) -> list[int]:
+    """The slots of what is computed of a request, oldest first."""
+    tip = request.tail or request.node
+    assert tip is not None, f"request {request.id} takes part and has no place"
+    return [slot for node in tip.path() for slot in node.slots[: len(node)]]  # a tail has its whole page

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from branchwise.runtime.attention import AttnSpec, attn_batch, merge
+from branchwise.runtime.attention import Attention, AttnSpec, attn_batch, merge
+from branchwise.runtime.attention.cpu import CpuAttention
+from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.attention.reference import ReferenceAttention, attend
-from branchwise.runtime.layout import Layout
+from branchwise.runtime.layout import Layout, build_layout
+from branchwise.runtime.slots import SlotPool
+from branchwise.runtime.tree import RadixTree
 from tests.flashinfer_standin import BatchPrefillWithPagedKVCacheWrapper
 
-from .trees import random_step
+from .trees import place, random_step
 
 CPU = torch.device("cpu")
 NUM_SLOTS, H, K, D = 256, 4, 2, 64
@@ -39,37 +44,57 @@ def row_by_row(layout: Layout, q: Tensor, k_pool: Tensor, v_pool: Tensor, window
     return out
 
 
+@pytest.mark.parametrize("cost", [None, CostModel(price=0.0, max_levels=3), CostModel(price=2.0)])
+@pytest.mark.parametrize("backend", [ReferenceAttention(), CpuAttention()], ids=lambda backend: type(backend).__name__)
+@pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("seed", range(20))
-def test_the_reference_equals_torch_on_random_trees(seed: int, window: int | None) -> None:
+def test_a_backend_equals_torch_on_random_trees(
+    seed: int, window: int | None, page_size: int, backend: Attention, cost: CostModel | None
+) -> None:
     torch.manual_seed(seed)
-    *_, layout = random_step(random.Random(seed), NUM_SLOTS)
+    *_, layout = random_step(random.Random(seed), NUM_SLOTS, page_size)
     q, (k_pool, v_pool) = torch.randn(len(layout.tokens), H, D), pools()
-    backend = ReferenceAttention()
-    backend.plan(attn_batch(layout, NUM_SLOTS, CPU), [AttnSpec(H, K, D, D**-0.5, window)])
+    backend.plan(attn_batch(layout, NUM_SLOTS, CPU, page_size, cost), [AttnSpec(H, K, D, D**-0.5, window)])
     torch.testing.assert_close(backend.forward(0, q, k_pool, v_pool), row_by_row(layout, q, k_pool, v_pool, window))
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("seed", range(20))
-def test_flashinfer_takes_the_arrays_of_a_step_and_gives_the_same(seed: int) -> None:
+def test_flashinfer_takes_the_arrays_of_a_step_and_gives_the_same(seed: int, page_size: int) -> None:
     torch.manual_seed(seed)
-    *_, layout = random_step(random.Random(seed), NUM_SLOTS)
+    *_, layout = random_step(random.Random(seed), NUM_SLOTS, page_size)
     q, (k_pool, v_pool) = torch.randn(len(layout.tokens), H, D), pools()
-    batch = attn_batch(layout, NUM_SLOTS, CPU)
+    batch = attn_batch(layout, NUM_SLOTS, CPU, page_size)
     reference = ReferenceAttention()
     reference.plan(batch, [AttnSpec(H, K, D, D**-0.5)])
     wanted, lse = reference.partial(batch.flat, 0, q, k_pool, v_pool)
 
     level, wrapper = batch.flat, BatchPrefillWithPagedKVCacheWrapper(backend="fa2")
     wrapper.plan(
-        level.qo_indptr, level.kv_indptr, level.kv_indices, level.last_page_len, H, K, D, 1,
+        level.qo_indptr, level.kv_indptr, level.kv_indices, level.last_page_len, H, K, D, page_size,
         causal=level.causal, sm_scale=D**-0.5,
     )  # fmt: skip
-    paged = (k_pool[:, None], v_pool[:, None])  # pages of one slot
-    out, lse2 = wrapper.run(q, paged, return_lse=True)
+    paged = tuple(pool[:NUM_SLOTS].view(-1, page_size, K, D) for pool in (k_pool, v_pool))
+    out, lse2 = wrapper.run(q, (paged[0], paged[1]), return_lse=True)
     torch.testing.assert_close(out, wanted)
     torch.testing.assert_close(lse2 * math.log(2), lse)
     assert wrapper.pages_read == len(level.kv_indices)
+
+
+def test_a_shared_prefix_is_read_once_for_all_rows_below_it() -> None:
+    tree = RadixTree(SlotPool(NUM_SLOTS))
+    prefix = list(range(100))
+    ends = [place(tree, [*prefix, 200 + i]) for i in range(16)]
+    tree.commit()
+    ends = [tree.append(node, array("i", [300 + i, 301]))[0] for i, node in enumerate(ends)]
+    layout = build_layout(tree.fresh_nodes(), [])
+    shared, rest = attn_batch(layout, NUM_SLOTS, CPU, cost=CostModel()).levels
+    assert len(shared.kv_indices) == 100
+    assert shared.qo_indptr.tolist() == [0, 32]
+    assert len(rest.kv_indices) == 16 * 3
+    flat = attn_batch(layout, NUM_SLOTS, CPU).flat
+    assert len(flat.kv_indices) == 16 * 103
 
 
 def test_rows_that_write_nothing_name_the_scratch_slot() -> None:

@@ -10,10 +10,11 @@ from branchwise.runtime.tree import RadixTree
 from .trees import random_step
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_every_new_token_is_one_row_that_attends_to_its_whole_path(seed: int) -> None:
-    tree, sequences, layout = random_step(random.Random(seed))
-    fresh = sum(node.fresh for node in tree.nodes())
+@pytest.mark.parametrize("page_size", [1, 2])
+@pytest.mark.parametrize("seed", range(40))
+def test_every_new_token_is_one_row_that_attends_to_its_whole_path(seed: int, page_size: int) -> None:
+    tree, sequences, layout = random_step(random.Random(seed), page_size=page_size)
+    fresh = sum(node.fresh for node in tree.fresh_nodes())
     assert layout.num_written == fresh == len({slot for slot in layout.write_slots if slot != NO_SLOT})
     row_path: dict[int, list[int]] = {}
     for segment in layout.segments:
@@ -27,7 +28,7 @@ def test_every_new_token_is_one_row_that_attends_to_its_whole_path(seed: int) ->
         assert layout.write_slots[row] in (NO_SLOT, path[-1])
     for (tokens, node), index in zip(sequences, layout.logit_of, strict=True):
         row = layout.logit_rows[index]
-        assert row_path[row] == [slot for n in node.path() for slot in n.slots]
+        assert row_path[row] == [slot for n in node.path() for slot in n.slots[: len(n)]]
         assert layout.tokens[row] == tokens[-1]
 
 

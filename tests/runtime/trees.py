@@ -10,19 +10,22 @@ from branchwise.runtime.slots import SlotPool
 from branchwise.runtime.tree import Node, RadixTree
 
 
-def random_step(rng: random.Random, num_slots: int = 256) -> tuple[RadixTree, list[tuple[list[int], Node]], Layout]:
+def random_step(
+    rng: random.Random, num_slots: int = 256, page_size: int = 1
+) -> tuple[RadixTree, list[tuple[list[int], Node]], Layout]:
     """Sequences over three tokens, some cached in part; all are computed to their end in one step.
 
-    Returns the tree, each sequence with the node it ends in, and the layout; logits are wanted at every end.
+    Returns the tree, each sequence with the node or tail it ends in, and the layout; logits are wanted at every end.
     """
-    tree = RadixTree(SlotPool(num_slots))
+    tree = RadixTree(SlotPool(num_slots, page_size))
     for _ in range(rng.randint(0, 4)):
-        tree.unlock(_place(tree, _tokens(rng)))
+        tokens = _tokens(rng)
+        tree.unlock(place(tree, tokens[: len(tokens) // page_size * page_size]))
     tree.commit()
     sequences = []
     for _ in range(rng.randint(1, 8)):
         tokens = _tokens(rng)
-        sequences.append((tokens, _place(tree, tokens)))
+        sequences.append((tokens, place(tree, tokens)))
     wanted = [Wanted(node, len(node) - 1, len(tokens) - 1) for tokens, node in sequences]
     return tree, sequences, build_layout(tree.fresh_nodes(), wanted)
 
@@ -31,8 +34,12 @@ def _tokens(rng: random.Random) -> list[int]:
     return [rng.randrange(3) for _ in range(rng.randint(1, 12))]
 
 
-def _place(tree: RadixTree, tokens: list[int]) -> Node:
+def place(tree: RadixTree, tokens: list[int]) -> Node:
+    """Lock and append a sequence; returns the node or tail it ends in."""
     sequence = array("i", tokens)
     found = tree.match(sequence)
     node = tree.lock(found)
-    return tree.append(node, sequence[found.length :])[0] if found.length < len(sequence) else node
+    if found.length == len(sequence):
+        return node
+    node, tail = tree.append(node, sequence[found.length :])
+    return tail or node

@@ -1,0 +1,28 @@
+"""A model's folder to the fastest way there is to run it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+from . import Model
+from .llama import LlamaModel, fits
+from .transformers import TransformersModel
+
+log = logging.getLogger("branchwise")
+
+
+def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Model:
+    """Load the model in `folder`.
+
+    Raises:
+        WeightsError: a weight is missing or misshapen, or the model keeps a state that is not keys and values.
+    """
+    config = AutoConfig.from_pretrained(folder)
+    if fits(config):
+        return LlamaModel(folder, config, dtype=dtype, device=device)
+    log.info("%s runs on transformers' own code, which is somewhat slower", config.model_type)
+    return TransformersModel(folder, dtype=dtype, device=device)
