@@ -6,12 +6,12 @@ thread, which calls the requests' callbacks, so that no callback ever holds up a
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -82,7 +82,8 @@ class StepLoop:
         self._cost = CostModel()
         self._eos_ids = eos_ids
         self._context_length = context_length
-        self._stats = Stats(num_slots=scheduler.tree.pool.num_slots)
+        self._counts: Counter[str] = Counter()  # by the names of `Stats`
+        self._step_s = self._first_step_s = 0.0
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None] = queue.SimpleQueue()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap
@@ -168,7 +169,7 @@ class StepLoop:
             if request.deadline is not None:
                 heapq.heappush(self._deadlines, (request.deadline, request.id, request))
         self._scheduler.add(requests)
-        self._count(requests=len(requests))
+        self._counts["requests"] += len(requests)
 
     def _end_late_requests(self) -> None:
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
@@ -197,8 +198,11 @@ class StepLoop:
     def stats(self) -> Stats:
         """A snapshot. On the engine's thread only."""
         tree, tiers = self._scheduler.tree, self._scheduler.tiers
-        return dataclasses.replace(
-            self._stats,
+        return Stats(
+            **self._counts,
+            num_slots=tree.pool.num_slots,
+            step_s=self._step_s,
+            first_step_s=self._first_step_s,
             spilled_tokens=tiers.spilled_tokens if tiers else 0,
             restored_tokens=tiers.restored_tokens if tiers else 0,
             retracted=self._scheduler.num_retracted,
@@ -211,9 +215,6 @@ class StepLoop:
             waiting=len(self._scheduler.waiting),
             running=len(self._scheduler.running),
         )
-
-    def _count(self, **more: float) -> None:
-        self._stats = dataclasses.replace(self._stats, **{k: getattr(self._stats, k) + v for k, v in more.items()})
 
     def _cancel(self, requests: tuple[Request, ...]) -> None:
         for request in requests:
@@ -236,13 +237,16 @@ class StepLoop:
             return
         self._scheduler.tree.commit()
         written = plan.layout.num_written
-        self._count(steps=1, computed_tokens=written, repeated_rows=len(plan.layout.tokens) - written)
+        self._counts["steps"] += 1
+        self._counts["computed_tokens"] += written
+        self._counts["repeated_rows"] += len(plan.layout.tokens) - written
+        likeliest: list[int] = logits.argmax(-1).tolist()
         for request, places in plan.wanted:
             self._count_admission(request)
             rows = [plan.layout.logit_of[i] for i in places]
             if rows:
-                self._use(request, logits, rows)
-        self._count(step_s=time.perf_counter() - start)
+                self._use(request, logits, rows, likeliest)
+        self._step_s += time.perf_counter() - start
 
     def _forward(self, layout: Layout) -> Tensor:
         device = self._model.device
@@ -274,16 +278,19 @@ class StepLoop:
     def _count_admission(self, request: Request) -> None:
         if not request.counted and request.hit_len is not None:
             request.counted = True
-            waited = time.monotonic() - request.arrived
-            self._count(prompt_tokens=request.num_prompt, hit_tokens=request.hit_len, first_step_s=waited)
+            self._counts["prompt_tokens"] += request.num_prompt
+            self._counts["hit_tokens"] += request.hit_len
+            self._first_step_s += time.monotonic() - request.arrived
 
-    def _use(self, request: Request, logits: Tensor, rows: list[int]) -> None:
+    def _use(self, request: Request, logits: Tensor, rows: list[int], likeliest: list[int]) -> None:
         """Do with the logits at a request's places what it wants them for. A failure is that request's alone."""
         try:
-            if request.score_from is None:
-                self._sampled(request, self._sample(request, logits[rows[0]]))
-            else:
+            if request.score_from is not None:
                 self._scored(request, logits[rows])
+            elif request.sampling.greedy and request.constraint is None:
+                self._sampled(request, likeliest[rows[0]])
+            else:
+                self._sampled(request, self._sample(request, logits[rows[0]]))
         except Exception as error:
             self._fail(request, error)
 
@@ -293,7 +300,6 @@ class StepLoop:
             allowed = request.constraint.mask().to(logits.device)
             if not bool(allowed.any()):
                 raise ConstraintError(f"after {request.text!r} no token can follow in this constraint.")
-        self._count(generated_tokens=1)
         return sample(logits, request.sampling, len(request.tokens), allowed)
 
     def _scored(self, request: Request, logits: Tensor) -> None:
@@ -305,6 +311,7 @@ class StepLoop:
             self.tell(request.on_done, request.logprobs)
 
     def _sampled(self, request: Request, token: int) -> None:
+        self._counts["generated_tokens"] += 1
         if token in self._eos_ids and not (request.ignore_eos and request.constraint is None):
             self._finish(request, "stop", "eos")
             return

@@ -47,9 +47,10 @@ def sample(logits: Tensor, params: SamplingParams, position: int, allowed: Tenso
         logits = logits.masked_fill(~allowed, -torch.inf)
     if params.greedy:
         return int(logits.argmax())
-    scaled = logits.double() / params.temperature                           # float64: small ones do not overflow
-    tokens = (scaled > scaled.max() - NEGLIGIBLE).nonzero().squeeze(-1)     # [C]
-    tokens, scaled = _truncate(tokens, scaled[tokens], params)
+    least = float(logits.max()) - NEGLIGIBLE * params.temperature
+    tokens = (logits > least).nonzero().squeeze(-1)                         # [C]
+    scaled = logits[tokens].double() / params.temperature                   # float64: small ones do not overflow
+    tokens, scaled = _truncate(tokens, scaled, params)
     return int(tokens[(scaled + gumbel(tokens, params, position)).argmax()])
 
 
