@@ -7,17 +7,17 @@ token, and the least recently used leaf found by looking at all of them.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import platform
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from itertools import islice
+from pathlib import Path
 
 from branchwise.runtime.errors import OutOfSlots
 from branchwise.runtime.slots import SlotPool
@@ -215,52 +215,67 @@ def grow_and_print(kind: str) -> None:
     else:
         trie = Trie()
         for i in range(MANY // 4):
-            node = trie.root
+            below = trie.root
             for token in _edge(i, 4, rng):
-                node = trie.append(node, token, 0)
+                below = trie.append(below, token, 0)
     print(_resident() - before)
 
 
 def _resident() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    """Bytes of this process that are in memory, as Linux counts them."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def contiguity(rng: random.Random, operations: int = 10_000) -> tuple[int, int, float]:
+def contiguity(rng: random.Random, *, full: bool, operations: int = 10_000) -> tuple[int, int, float]:
     """Spans longer than 64 slots after random work; those that are one run; slots a run on average in all of them.
 
-    Twelve sequences run at a time in a pool that is always full: prompts below prefixes that came before, or
-    not; all decode in turns, end and are evicted.
+    An operation computes a prompt below one that came before, or a new one; or one to 32 tokens of every sequence
+    that runs, twelve at most; or ends one; or, unless the pool is to be `full` all the time, evicts.
     """
-    tree = RadixTree(SlotPool(32_768))
+    tree = RadixTree(SlotPool(65_536))
     known: list[array[int]] = [array("i")]
     running: list[tuple[array[int], Node]] = []
-    number = 0
-    for _ in range(operations):
-        if len(running) < 12 and rng.random() < 0.2:
-            number += 1
-            tokens = rng.choice(known)[: rng.randint(0, 2000)] + _edge(number, rng.randint(20, 800), rng)
-            found = tree.match(tokens)
-            node = tree.lock(found)
-            try:
-                node, _ = tree.append(node, tokens[found.length :])
-            except OutOfSlots:
+    for number in range(operations):
+        match rng.choice(("prompt", "decode", "finish", "evict")):
+            case "prompt" if len(running) < 12:
+                tokens = rng.choice(known)[: rng.randint(0, 2000)] + _edge(number, rng.randint(20, 800), rng)
+                node = _compute(tree, tokens)
+                if node is not None:
+                    running.append((tokens, node))
+            case "decode":
+                for _ in range(rng.randint(1, 32)):
+                    running = [_decode(tree, tokens, node, rng) for tokens, node in running]
+                    tree.commit()
+            case "finish" if running:
+                tokens, node = running.pop(rng.randrange(len(running)))
                 tree.unlock(node)
-                continue
-            node.sealed = True
-            running.append((tokens, node))
-        elif running and rng.random() < 0.05:
-            tokens, node = running.pop(rng.randrange(len(running)))
-            tree.unlock(node)
-            known = [*known[-40:], tokens]
-        for i, (tokens, node) in enumerate(running):
-            token = array("i", [rng.randrange(VOCAB)])
-            found = tree.match(token, node)
-            if not found.length:
-                running[i] = tokens + token, tree.append(node, token)[0]
-        tree.commit()
+                known = [*known[-40:], tokens]
+            case "evict" if not full:
+                tree.evict(rng.randint(1, 2000))
     spans = [node.slots for node in tree.nodes() if len(node.slots) > 64]
-    runs = [1 + sum(b != a + 1 for a, b in zip(slots, islice(slots, 1, None), strict=False)) for slots in spans]
+    runs = [1 + sum(b != a + 1 for a, b in itertools.pairwise(slots)) for slots in spans]
     return len(spans), sum(run == 1 for run in runs), sum(map(len, spans)) / sum(runs)
+
+
+def _compute(tree: RadixTree, tokens: array[int]) -> Node | None:
+    found = tree.match(tokens)
+    node = tree.lock(found)
+    try:
+        node, _ = tree.append(node, tokens[found.length :])
+    except OutOfSlots:
+        tree.unlock(node)
+        return None
+    tree.commit()
+    node.sealed = True
+    return node
+
+
+def _decode(tree: RadixTree, tokens: array[int], node: Node, rng: random.Random) -> tuple[array[int], Node]:
+    token = array("i", [rng.randrange(VOCAB)])
+    found = tree.match(token, node)
+    if found.length:
+        return tokens, node
+    return tokens + token, tree.append(node, token)[0]
 
 
 def main() -> None:
@@ -273,7 +288,7 @@ def main() -> None:
     evict = [evict_us(count, rng) for count in (1000, 10_000, 100_000)]
     plain_evict = evict_plain_us(1000, rng)
     memory, plain_memory = (memory_of(kind) / 2**20 for kind in ("tree", "trie"))
-    spans, one_run, per_run = contiguity(rng)
+    roomy, full = contiguity(rng, full=False), contiguity(rng, full=True)
     rows = [
         (f"match {PROMPT:,} tokens among 100,000 nodes", f"{whole:.1f} us", "60 us", f"{plain_match:.0f} us"),
         ("the same, leaving its path in the last edge", f"{parting:.1f} us", "60 us", "-"),
@@ -283,13 +298,10 @@ def main() -> None:
         ("... of 10,000", f"{evict[1]:.1f} us", "10 us", "-"),
         ("... of 100,000", f"{evict[2]:.1f} us", "10 us", "-"),
         ("a million nodes (tree: of 4 tokens; trie: of 1)", f"{memory:.0f} MB", "1024 MB", f"{plain_memory:.0f} MB"),
-        (
-            "spans over 64 slots that are one run",
-            f"{one_run} of {spans} ({one_run / spans:.0%})",
-            "most",
-            "-",
-        ),
-        ("slots a run in those spans", f"{per_run:.0f}", "-", "1"),
+        ("spans over 64 slots that are one run", f"{roomy[1]} of {roomy[0]}", "most", "-"),
+        ("... and slots a run in them", f"{roomy[2]:.0f}", "-", "-"),
+        ("the same in a pool that is always full", f"{full[1]} of {full[0]}", "-", "-"),
+        ("... and slots a run in them", f"{full[2]:.0f}", "-", "-"),
     ]
     print("| operation (median) | radix tree | target | plain trie |\n|---|---:|---:|---:|")
     for row in rows:

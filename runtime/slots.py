@@ -27,6 +27,7 @@ class SlotPool:
         self._free_pages = 0
         self._end_of: dict[int, int] = {}    # first page of a free run -> one past its last
         self._start_of: dict[int, int] = {}  # one past the last page of a free run -> its first
+        self._eaten: set[int] = set()        # free runs that follow what was allocated last there: it may still grow
         self._by_length: list[tuple[int, int, int]] = []  # heap of (-length, start, end); entries go stale
         self._add_run(0, num_slots // page_size)
 
@@ -38,8 +39,8 @@ class SlotPool:
     def allocate(self, count: int, *, after: int | None = None) -> array[int]:
         """Take `count` slots, whole pages, the first of them next to slot `after` if that one is free.
 
-        A new run is cut from the middle of the longest free one, so that what lies before it can
-        still grow in place.
+        A new run begins where the longest free one does; or in its middle, if what lies before that was
+        allocated since and may still grow in place.
 
         Raises:
             OutOfSlots: fewer than `count` are free; then none is taken.
@@ -54,8 +55,8 @@ class SlotPool:
             missing -= self._take(page, page, missing, taken)
         while missing:
             run, end = self._longest_run()
-            middle = run + max(0, end - run - missing) // 2
-            missing -= self._take(run, middle if run else run, missing, taken)
+            start = run + max(0, end - run - missing) // 2 if run in self._eaten else run
+            missing -= self._take(run, start, missing, taken)
         return taken
 
     def free(self, slots: Iterable[int]) -> None:
@@ -79,6 +80,7 @@ class SlotPool:
         assert length == self._free_pages, f"free runs of {length} pages in all, counted {self._free_pages}"
         assert self._start_of == {end: start for start, end in runs}, "the two maps of free runs differ"
         assert all(a[1] < b[0] for a, b in pairwise(runs)), f"free runs touch or overlap: {runs}"
+        assert self._eaten <= self._end_of.keys(), f"{self._eaten - self._end_of.keys()} are no free runs"
 
     def _take(self, run: int, start: int, wanted: int, taken: array[int]) -> int:
         """Move up to `wanted` pages to `taken`, from `start` on, out of the free run that begins at `run`."""
@@ -88,7 +90,10 @@ class SlotPool:
         if run < start:
             self._end_of[run], self._start_of[start] = start, run
             heapq.heappush(self._by_length, (run - start, run, start))
+        else:
+            self._eaten.discard(run)
         if stop < end:
+            self._eaten.add(stop)
             self._end_of[stop], self._start_of[end] = end, stop
             if run < start or stop - start > 1:  # else the old entry is good enough, see `_longest_run`
                 heapq.heappush(self._by_length, (stop - end, stop, end))
@@ -118,6 +123,7 @@ class SlotPool:
             del self._end_of[before]
         if after != end:
             del self._start_of[after]
+            self._eaten.discard(end)
         self._end_of[before], self._start_of[after] = after, before
         if len(self._by_length) > 4 * len(self._end_of) + 64:
             self._by_length = [(s - e, s, e) for s, e in self._end_of.items()]

@@ -265,7 +265,8 @@ class RadixTree:
         if count > free + self.evictable:
             raise OutOfSlots(wanted=count, free=free, evictable=self.evictable)
         if count > free:
-            self.evict(max(count - free, EVICTED_TOGETHER if self.on_evict else 0))
+            together = max(self.pool.num_slots // 256, EVICTED_TOGETHER if self.on_evict else 0)
+            self.evict(max(count - free, together))  # one slot at a time would come from everywhere, in no run
 
     def evict(self, count: int) -> int:
         """Give back `count` slots that nothing keeps, in whole pages, from the ends of leaves. Returns how many."""

@@ -123,13 +123,9 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
         out, other: [T, H, D].
         lse, other_lse: [T, H] float32, natural; -inf where there was no key.
     """
-    top = torch.maximum(lse, other_lse)
-    top = torch.where(top == -torch.inf, 0.0, top)
-    a, b = torch.exp(lse - top), torch.exp(other_lse - top)
-    total = a + b
-    safe = torch.where(total == 0, 1.0, total)
-    mixed = (out * (a / safe)[..., None] + other * (b / safe)[..., None]).to(out.dtype)
-    return mixed, torch.log(total) + top
+    total = torch.logaddexp(lse, other_lse)
+    a, b = (torch.exp(part - total).nan_to_num_(0.0) for part in (lse, other_lse))  # nan: neither has a key
+    return (out * a[..., None] + other * b[..., None]).to(out.dtype), total
 
 
 def int32(values: array[int]) -> Tensor:

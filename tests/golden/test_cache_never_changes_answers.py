@@ -172,8 +172,8 @@ def from_host_tier(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
 def from_disk_tier(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
     slot_bytes = slot_bytes_of(folder)
     with TemporaryDirectory() as disk:
-        answers = from_tiers(folder, asked, 1, disk_cache_bytes=4000 * slot_bytes, disk_cache_path=disk)
         options: dict[str, Any] = {"disk_cache_bytes": 900 * slot_bytes, "disk_cache_path": disk}
+        answers = from_tiers(folder, asked, 1, **options)
         assert from_tiers(folder, asked, 16, host_cache_bytes=100 * slot_bytes, **options) == answers
         assert not list(Path(disk).iterdir())
     yield from answers
@@ -266,6 +266,7 @@ def test_greedy_tokens_of_the_demo_model_equal_transformers(
     with Engine(demo_model, num_slots=16) as engine:
         asked = [list(engine.prompt_tokens(text)) for text in DEMO_TEXTS]
     wanted = [demo_answer(demo_model, tuple(prompt)) for prompt in asked]
-    if route in (after_eviction, retracted, from_host_tier, from_disk_tier, from_saved_cache):  # pools so small that they would not hold these prompts' answers twice
+    tiers = (from_host_tier, from_disk_tier, from_saved_cache)
+    if route in (after_eviction, retracted, *tiers):  # pools so small that they would not hold these prompts' answers twice
         asked, wanted = asked * 3, wanted * 3
     assert list(route(demo_model, asked)) == wanted

@@ -228,8 +228,9 @@ class RadixAgainstDict(RuleBasedStateMachine):
     @rule(data=st.data(), more=TOKENS)
     def grow(self, data: st.DataObject, more: tuple[int, ...]) -> None:
         sequence = self.pick(data)
-        self.walk(sequence, sequence.tokens + more)
-        self.extend(sequence, sequence.tokens + more)
+        want = sequence.tokens + more
+        self.walk(sequence, want)
+        self.extend(sequence, want)
 
     def walk(self, sequence: Running, want: tuple[int, ...]) -> None:
         """Move along what the tree has of `want`, which begins with the sequence's own tokens."""
@@ -269,9 +270,9 @@ class RadixAgainstDict(RuleBasedStateMachine):
     def fail(self, data: st.DataObject, more: tuple[int, ...]) -> None:
         """A step that does not succeed: whoever was in it loses its place."""
         sequence = self.pick(data)
-        known = dict(self.slots_of)
-        self.walk(sequence, sequence.tokens + more)
-        if self.place(sequence, sequence.tokens + more):
+        known, want = dict(self.slots_of), sequence.tokens + more
+        self.walk(sequence, want)
+        if self.place(sequence, want):
             self.let_go(sequence)
             self.tree.abandon()
             self.after_eviction()
