@@ -1,4 +1,5 @@
 # make demo: the example programs on a small model.  make test: the whole suite.  make lint: ruff and mypy.
+# make bench-tree, bench-hits: what the tree costs, what the scheduling policies share; see benchmarks/RESULTS.md.
 #
 # All of it happens in .venv, which is made once and brought up to date when pyproject.toml or constraints.txt change.
 # pip picks the build of torch: a CPU build where an index or a folder offers one, else the platform's default. For
@@ -14,7 +15,7 @@ MODEL := smollm2-135m
 # Idle threads of torch sleep rather than spin: on a busy machine a step is then ten times as fast.
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint clean
+.PHONY: demo test lint clean bench-tree bench-hits
 
 # The first run fetches the model (93 to 270 MB) and keeps it in the user's cache.
 demo: $(VENV)/.installed
@@ -33,6 +34,12 @@ lint: $(VENV)/.installed-dev
 	$(PIP) --no-deps --target build/typed/site build/wheel/branchwise-*.whl
 	cp tests/typing/program.py build/typed/
 	cd build/typed && MYPYPATH=site ../../$(VENV)/bin/mypy --config-file ../../pyproject.toml program.py
+
+bench-tree: $(VENV)/.installed
+	$(PY) benchmarks/tree.py
+
+bench-hits: $(VENV)/.installed
+	$(PY) benchmarks/hit_rate.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

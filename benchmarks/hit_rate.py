@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import statistics
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -22,8 +23,8 @@ from branchwise.runtime.slots import SlotPool
 from branchwise.runtime.tree import RadixTree
 
 VOCAB = 50_000
-POOL_SHARE = 0.25
-"""The pool's slots as a share of a workload's distinct tokens."""
+POOLS: dict[float, tuple[str, ...]] = {0.25: SCHEDULING, 0.1: ("lpm", "fcfs", "dfs-weight")}
+"""The pool's slots as a share of a workload's distinct tokens -> the policies that are tried."""
 MAX_RUNNING = 16
 MAX_STEP_TOKENS = 1024
 
@@ -68,7 +69,9 @@ def multi_turn(writer: Writer) -> list[Job]:
 def few_shot(writer: Writer) -> list[Job]:
     """48 sets of examples, 16 questions to each, in no order."""
     sets = [writer.text(600, 1000) for _ in range(48)]
-    return writer.shuffled([Job(examples + writer.text(20, 60), writer.text(8)) for examples in sets for _ in range(16)])
+    return writer.shuffled(
+        [Job(examples + writer.text(20, 60), writer.text(8)) for examples in sets for _ in range(16)]
+    )
 
 
 def tree_of_thought(writer: Writer) -> list[Job]:
@@ -151,27 +154,26 @@ def computed_tokens(jobs: list[Job], policy: str, num_slots: int) -> int:
 
 
 def main() -> None:
-    names = [workload.__name__ for workload in WORKLOADS]
-    shares: dict[str, list[float]] = {policy: [] for policy in SCHEDULING}
-    facts: list[tuple[int, float]] = []
     start = time.perf_counter()
-    for workload in WORKLOADS:
-        jobs = workload(Writer(seed=0))
-        everything = [job for first in jobs for job in first.all()]
-        demand = sum(len(job.prompt) + len(job.answer) - 1 for job in everything)
-        least = distinct_prefixes(everything)
-        facts.append((len(everything), (demand - least) / demand))
-        for policy in SCHEDULING:
-            computed = computed_tokens(jobs, policy, int(POOL_SHARE * least))
-            shares[policy].append((demand - computed) / (demand - least))
-    print("| policy | " + " | ".join(names) + " | mean |")
-    print("|---|" + "---:|" * (len(names) + 1))
-    for policy, row in shares.items():
-        cells = [f"{100 * share:.1f}%" for share in (*row, sum(row) / len(row))]
-        print(f"| {policy} | " + " | ".join(cells) + " |")
-    print("| *requests* | " + " | ".join(str(count) for count, _ in facts) + " | |")
-    print("| *tokens that can be hits* | " + " | ".join(f"{100 * best:.1f}%" for _, best in facts) + " | |")
-    print(f"\npool: {POOL_SHARE:.0%} of the distinct tokens; {MAX_RUNNING} run at once; {time.perf_counter() - start:.0f} s")
+    names = [workload.__name__ for workload in WORKLOADS]
+    batches = [workload(Writer(seed=0)) for workload in WORKLOADS]
+    every = [[job for first in jobs for job in first.all()] for jobs in batches]
+    demands = [sum(len(job.prompt) + len(job.answer) - 1 for job in jobs) for jobs in every]
+    least = [distinct_prefixes(jobs) for jobs in every]
+    for pool, policies in POOLS.items():
+        print(f"| pool: {pool:.0%} | " + " | ".join(names) + " | mean |")
+        print("|---|" + "---:|" * (len(names) + 1))
+        for policy in policies:
+            shares = [
+                (demand - computed_tokens(jobs, policy, int(pool * distinct))) / (demand - distinct)
+                for jobs, demand, distinct in zip(batches, demands, least, strict=True)
+            ]
+            print(f"| {policy} | " + " | ".join(f"{100 * x:.1f}%" for x in (*shares, statistics.mean(shares))) + " |")
+        print()
+    for name, jobs, demand, distinct in zip(names, every, demands, least, strict=True):
+        best = (demand - distinct) / demand
+        print(f"{name}: {len(jobs)} requests, {demand:,} tokens, {distinct:,} of them distinct: {best:.1%} can be hits")
+    print(f"\n{MAX_RUNNING} run at once, {MAX_STEP_TOKENS} tokens a step; {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -176,7 +176,9 @@ def append_us(rng: random.Random) -> tuple[float, float, float]:
         for i, leaf in enumerate(leaves):
             leaves[i] = trie.append(leaf, tokens[position], position)
         plain.append(time.perf_counter() - start)
-    appended_us, committed_us, plain_us = (statistics.median(times) / 64 * 1e6 for times in (appended, committed, plain))
+    appended_us, committed_us, plain_us = (
+        statistics.median(times) / 64 * 1e6 for times in (appended, committed, plain)
+    )
     return appended_us, committed_us, plain_us
 
 
@@ -310,7 +312,12 @@ def main() -> None:
     for module, name in others.items():
         there = importlib.util.find_spec(module) is not None
         print(f"\n{name}: {'importable, but not measured' if there else 'not importable here'}")
-    print(f"\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(f"\n{_processor()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+
+
+def _processor() -> str:
+    names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

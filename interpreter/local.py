@@ -140,7 +140,7 @@ class LocalSession:
         assert isinstance(first, runtime.Result)
         escape = self._engine.encoder.escape
         kept = escape(first.text.removesuffix(first.tail) if first.tail else first.text)
-        self._stream = self._stream.add(first.tokens, kept)
+        self._stream = self._stream.add(first.tokens[: first.kept], kept)
         self._write(kept + escape(first.tail))
         many = tuple(samples) if len(samples) > 1 else ()
         return Completion(
@@ -187,7 +187,7 @@ def generate_params(gen: Gen) -> runtime.GenerateParams:
 
 def completion(result: runtime.Result) -> Completion:
     """One sample, in the words of the interpreter."""
-    usage = Usage(result.prompt_tokens, result.hit_tokens, result.sampled_tokens)
+    usage = Usage(result.prompt_tokens, result.hit_tokens, len(result.tokens))
     return Completion(result.text, result.finish_reason, usage, result.complete)
 
 

@@ -10,6 +10,7 @@ their own. Nothing here knows a program: see `branchwise.function` for that.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import random
 import threading
@@ -125,6 +126,11 @@ class Engine:
         net = load_model(folder, dtype=self.config.torch_dtype(device), device=device)
         self.model = net
         self.context_length = self.config.context_length or net.context_length
+        if self.context_length > net.context_length:
+            raise RequestError(
+                f"Engine: context_length {self.context_length} is more than the {net.context_length} positions that "
+                "this model was made for."
+            )
         wanted = self.config.num_slots
         slot_bytes = bytes_per_slot(net.specs, net.dtype)
         page_size, eviction = self.config.page_size, self.config.eviction
@@ -187,6 +193,8 @@ class Engine:
             RequestTooLong: the prompt fits neither the model's context nor the pool.
             ConstraintError: the regex cannot be compiled.
         """
+        if n is not None and n < 1:
+            raise RequestError(f"generate: n must be at least 1, got {n!r}.")
         waits: list[Future[Result]] = [Future() for _ in range(n or 1)]
         handle = self.start(
             self.prompt_tokens(prompt),
@@ -208,6 +216,10 @@ class Engine:
 
         All are computed together, and what they share is computed once.
         """
+        if isinstance(continuations, str | bytes):
+            raise RequestError("score: continuations must be a list of texts or of token ids, got one text.")
+        if not continuations:
+            return []
         wait: Future[list[list[float]]] = Future()
         encoded = [self.continuation_tokens(c) for c in continuations]
         handle = self.start_score(
@@ -322,6 +334,8 @@ class Engine:
     ) -> Handle:
         """Start scoring continuations, each of at least one token, and return at once; `on_done` is called once."""
         for tokens in continuations:
+            assert tokens, "a continuation is empty"
+            self._check_prompt(prompt)
             self._check_prompt(prompt + tokens[:-1])
         handle = Handle(self._loop)
         gather = _Gather(len(continuations), on_done)
@@ -413,23 +427,31 @@ class Engine:
         return self._ask(lambda scheduler: saved.merge(found, scheduler.tree, self._pool))
 
     def _ask(self, query: Callable[[Scheduler], T]) -> T:
+        self._check_process()
         answer: Future[T] = Future()
         self._loop.post(Ask(query, answer))
         return answer.result()
 
     def _checked(self, tokens: Sequence[int]) -> array[int]:
-        for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.model.vocab_size:
-                raise RequestError(
-                    f"prompt: {token!r} is not a token id; this model has ids 0 to {self.model.vocab_size - 1}."
-                )
-        return array("i", tokens)
+        try:
+            return array("i", map(operator.index, tokens))
+        except (TypeError, OverflowError) as error:
+            raise RequestError(f"a prompt must be a text or a sequence of token ids: {error}.") from None
 
-    def _check_prompt(self, prompt: array[int]) -> None:
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise EngineClosed("this process was forked from the one that made the engine; make one in each process.")
+
+    def _check_prompt(self, prompt: array[int]) -> None:
+        self._check_process()
         if not prompt:
             raise RequestError("the prompt is empty; write some text first.")
+        if min(prompt) < 0 or max(prompt) >= self.model.vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < self.model.vocab_size)
+            raise RequestError(
+                f"{wrong} is not a token id of this model, whose ids are 0 to {self.model.vocab_size - 1}. "
+                "If it comes from text, the tokenizer knows more tokens than the model."
+            )
         if len(prompt) >= self.context_length:
             raise RequestTooLong(
                 f"the prompt has {len(prompt)} tokens, and the context of this engine {self.context_length}, "

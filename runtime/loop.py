@@ -34,7 +34,7 @@ from .stats import Stats
 log = logging.getLogger("branchwise")
 
 MOST_FAILURES = 2
-"""A request that took part in this many failed steps fails."""
+"""A request that was alone in this many failed steps fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._cost = CostModel()
         self._eos_ids = eos_ids
+        self._eos = torch.tensor(sorted(eos_ids), dtype=torch.int64, device=model.device)
         self._context_length = context_length
         self._counts: Counter[str] = Counter()  # by the names of `Stats`
         self._step_s = self._first_step_s = 0.0
@@ -105,7 +106,7 @@ class StepLoop:
         """
         with self._gate:
             if self._end is not None:
-                raise EngineClosed(f"the engine is closed: {self._end}") from self._end.__cause__
+                raise EngineClosed(*self._end.args) from self._end.__cause__
             self._inbox.put(message)
 
     def tell(self, callback: Callable[[Any], None], value: object) -> None:
@@ -117,22 +118,25 @@ class StepLoop:
         callback(value)
 
     def close(self) -> None:
-        """End the loop; requests that are not finished fail with `EngineClosed`."""
+        """End the loop; requests that are not finished fail with `EngineClosed`.
+
+        Waits until it has ended, unless one of its own threads calls.
+        """
         with self._gate:
             if self._end is None:
                 self._inbox.put(Close())
-        for thread in self._threads:
-            if thread is not threading.current_thread():
+        if threading.current_thread() not in self._threads:
+            for thread in self._threads:
                 thread.join()
 
     def _run(self) -> None:
-        end = EngineClosed("it was closed")
+        end = EngineClosed("the engine was closed.")
         try:
             while self._take_messages():
                 self._step()
         except Exception as error:
             log.exception("the engine's step loop failed")
-            end = EngineClosed(f"its step loop failed: {error!r}")
+            end = EngineClosed(f"the engine has ended: its step loop failed: {error!r}")
             end.__cause__ = error
         with self._gate:
             self._end = end
@@ -143,11 +147,8 @@ class StepLoop:
 
     def _deliver(self) -> None:
         while (event := self._events.get()) is not None:
-            callback, value = event
-            try:
-                callback(value)
-            except Exception:
-                log.exception("a callback of a request failed")
+            _call(*event)
+            del event  # it would keep an engine alive that nobody else holds until the next one comes
 
     def _fail_all(self, error: Exception) -> None:
         requests = [*self._scheduler.running, *self._scheduler.waiting]
@@ -185,15 +186,19 @@ class StepLoop:
                 message = self._inbox.get_nowait() if self._scheduler.busy else self._inbox.get()
             except queue.Empty:
                 return True
-            match message:
-                case Submit(requests):
-                    self._submit(requests)
-                case Cancel(requests):
-                    self._cancel(requests)
-                case Ask(query, answer):
-                    _answer(query, answer, self._scheduler)
-                case Close():
-                    return False
+            if isinstance(message, Close):
+                return False
+            self._act(message)
+            del message  # as in `_deliver`
+
+    def _act(self, message: Submit | Cancel | Ask) -> None:
+        match message:
+            case Submit(requests):
+                self._submit(requests)
+            case Cancel(requests):
+                self._cancel(requests)
+            case Ask(query, answer):
+                _answer(query, answer, self._scheduler)
 
     def stats(self) -> Stats:
         """A snapshot. On the engine's thread only."""
@@ -264,16 +269,20 @@ class StepLoop:
         )
 
     def _undo(self, plan: Plan, error: Exception) -> None:
-        """Take the failed step back; its requests try again, those that failed before give up."""
+        """Take the failed step back. Each of its requests tries again alone, so that only who is at fault fails."""
         log.warning("a step of %d rows failed: %r", len(plan.layout.tokens), error)
         self._scheduler.undo(plan)
-        for request in plan.placed:
-            request.failures += 1
-            if request.failures >= MOST_FAILURES:
-                times = request.failures
-                failure = EngineError(f"request {request.id}: its forward pass failed {times} times: {error!r}")
-                failure.__cause__ = error
-                self._fail(request, failure)
+        if len(plan.placed) > 1:
+            self._scheduler.suspects.extend(plan.placed)
+            return
+        request = plan.placed[0]
+        request.failures += 1
+        if request.failures < MOST_FAILURES:
+            self._scheduler.suspects.appendleft(request)
+            return
+        failure = EngineError(f"request {request.id}: its forward pass failed {request.failures} times: {error!r}")
+        failure.__cause__ = error
+        self._fail(request, failure)
 
     def _count_admission(self, request: Request) -> None:
         if not request.counted and request.hit_len is not None:
@@ -298,6 +307,8 @@ class StepLoop:
         allowed = None
         if request.constraint is not None:
             allowed = request.constraint.mask().to(logits.device)
+            if request.ignore_eos and not request.constraint.is_finished:
+                allowed = allowed.index_fill(0, self._eos, False)
             if not bool(allowed.any()):
                 raise ConstraintError(f"after {request.text!r} no token can follow in this constraint.")
         return sample(logits, request.sampling, len(request.tokens), allowed)
@@ -353,6 +364,13 @@ class StepLoop:
             found = tree.match(request.tokens[: request.num_prompt], tree.root(request.namespace))
             request.pinned = tree.pin(found)
         self._scheduler.remove(request)
+
+
+def _call(callback: Callable[[Any], None], value: object) -> None:
+    try:
+        callback(value)
+    except Exception:
+        log.exception("a callback of a request failed")
 
 
 def _answer(query: Callable[[Scheduler], Any], answer: Future[Any], scheduler: Scheduler) -> None:

@@ -27,20 +27,21 @@ class Delta:
 class Result:
     """What became of a generation.
 
-    `tokens` are the sampled tokens whose text is in `text` whole; a stop string can cut the last one in two, and
-    then `tail` is the part of its text that counts. `detail` says what ended it: "eos", the stop string in quotes,
+    `tokens` are all that were sampled. Those before `kept` are in `text` whole; a stop string can cut the next one in
+    two, and then `tail` is the part of its text that counts. A character that was only begun is not in the text, nor
+    are its tokens kept. `detail` says what ended it: "eos", the stop string in quotes,
     "constraint", "max_tokens", "context" (the model's positions), "slots" (the pool is full), "timeout", "cancelled".
     """
 
     text: str
     tokens: tuple[int, ...]
+    kept: int
     tail: str
     finish_reason: FinishReason
     detail: str
-    complete: bool  # the constraint, if there is one, was fulfilled
+    complete: bool  # the text fulfils its constraint, if there is one
     prompt_tokens: int
     hit_tokens: int
-    sampled_tokens: int
     pinned: Node | None = None  # where the prompt ends, if it was to be pinned
 
 
@@ -127,24 +128,24 @@ class Request:
         return self._add(self.stops.push(self.detokenizer.push(token)))
 
     def take_rest(self) -> str:
-        """The text that was held back, now that nothing follows."""
-        return self._add(self.stops.push(self.detokenizer.flush()) + self.stops.flush())
+        """The text that was held back, now that nothing follows; a character that was only begun is left out."""
+        return self._add(self.stops.flush())
 
     def result(self, reason: FinishReason, detail: str) -> Result:
         """What became of it; the text is final."""
-        sampled = self.tokens[self.num_prompt :]
-        text = self.text
-        kept, tail = (len(sampled), "") if self.stops.matched is None else self._cut(len(text))
+        sampled = tuple(self.tokens[self.num_prompt :])
+        stopped = self.stops.matched is not None
+        kept, tail = self._cut() if stopped or self.detokenizer.copy().flush() else (len(sampled), "")
         return Result(
-            text=text,
-            tokens=tuple(sampled[:kept]),
+            text=self.text,
+            tokens=sampled,
+            kept=kept,
             tail=tail,
             finish_reason=reason,
             detail=detail,
-            complete=self.constraint is None or self.constraint.is_complete,
+            complete=self.constraint is None or (self.constraint.is_complete and not stopped),
             prompt_tokens=self.num_prompt,
             hit_tokens=self.hit_len or 0,
-            sampled_tokens=len(sampled),
             pinned=self.pinned,
         )
 
@@ -153,10 +154,10 @@ class Request:
             self.pieces.append(text)
         return text
 
-    def _cut(self, length: int) -> tuple[int, str]:
-        """How many sampled tokens lie within the first `length` characters whole, and the text that is left over."""
+    def _cut(self) -> tuple[int, str]:
+        """How many sampled tokens lie within the text whole, and the text that is left over."""
         stream, done = self._start, ""
-        kept, kept_text = 0, ""
+        kept, kept_text, length = 0, "", len(self.text)
         for count, token in enumerate(self.tokens[self.num_prompt :], 1):
             done += stream.push(token)
             if len(done) > length:

@@ -8,7 +8,7 @@ out, younger requests are sent back to wait; the oldest always gets on.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -69,6 +69,7 @@ class Scheduler:
         self.max_running = max_running
         self.waiting = Waiting(tree, policy)
         self.running: list[Request] = []
+        self.suspects: deque[Request] = deque()  # each of them runs alone once: one of them made a step fail
         self.num_retracted = 0
         self._usual_answer = float(HEADROOM)  # tokens that finished requests sampled, on average
 
@@ -97,6 +98,10 @@ class Scheduler:
             StuckRequest: one request is alone and the pool is full.
         """
         draft = _Draft(self.max_step_tokens)
+        while self.suspects:
+            suspect = self.suspects.popleft()
+            if suspect in self.waiting and self._admit(suspect, draft):
+                return self._finish_plan(list(draft.placed))
         self.running.sort(key=lambda r: (r.end - r.computed > 1, r.id))  # who decodes goes before who prefills
         for request in list(self.running):
             if request.node is not None and draft.budget > 0:

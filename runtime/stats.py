@@ -73,4 +73,6 @@ class Stats:
             "slots": f"{self.free_slots} free, {self.evictable_slots} cached, {self.pinned_slots} pinned, "
             f"{self.protected_slots + self.held_slots} in use of {self.num_slots}; {self.evicted_slots} evicted so far",
         }
+        if self.spilled_tokens:
+            rows["tiers"] = f"{self.spilled_tokens} evicted tokens copied there, {self.restored_tokens} brought back"
         return "\n".join(f"{name:<12}{value}" for name, value in rows.items())

@@ -119,6 +119,7 @@ class RadixTree:
         self._roots: dict[Hashable, Root] = {}
         self._clock = 0
         self._leaves: list[tuple[Any, int, Node]] = []  # heap of (order, tie, unlocked leaf); entries go stale
+        self._most_leaves = 1024  # entries in it before those that are stale are thrown out
         self._tie = 0
         self._fresh: list[Node] = []
 
@@ -204,17 +205,19 @@ class RadixTree:
             OutOfSlots: the pool and what can be evicted do not suffice; nothing has changed then.
         """
         assert node.lock and tokens, f"cannot append {_short(tokens)} to {node!r}"
+        if self.page_size == 1:  # no tails; this is what every decoded token comes by
+            self.reserve(len(tokens))
+            slots = self.pool.allocate(len(tokens), after=node.slots[-1] if node.slots else None)
+            return self._attach(node, tokens, slots, 0), None
         page, started = self.page_size, len(tail) if tail else 0
         total = started + len(tokens)
         whole = total // page * page
         count = -(-total // page) * page - (page if tail else 0)
         last = tail.slots[-1] if tail else node.slots[-1] if node.slots else None
-        slots: array[int] = array("i")
+        slots = array("i")
         if count:
             self.reserve(count)
             slots = self.pool.allocate(count, after=last)
-        if page == 1:
-            return self._attach(node, tokens, slots, 0), None
         if tail is not None:
             fresh_before, tokens, slots = tail.fresh, tail.tokens + tokens, tail.slots + slots
             self._forget_tail(tail)
@@ -273,7 +276,7 @@ class RadixTree:
         done = 0
         while done < count and self._leaves:
             order, _, leaf = heapq.heappop(self._leaves)
-            if not self._is_evictable_leaf(leaf) or self._order(leaf) != order:
+            if not self._is_next(leaf, order):
                 continue
             pages = -(-(count - done) // self.page_size)
             parent, size = leaf.parent, min(len(leaf), pages * self.page_size)
@@ -471,6 +474,15 @@ class RadixTree:
         if node is not None and self._is_evictable_leaf(node):
             self._tie += 1
             heapq.heappush(self._leaves, (self._order(node), self._tie, node))
+            if len(self._leaves) > self._most_leaves:
+                true = {leaf: (order, tie, leaf) for order, tie, leaf in self._leaves if self._is_next(leaf, order)}
+                self._leaves = list(true.values())
+                heapq.heapify(self._leaves)
+                self._most_leaves = 2 * len(self._leaves) + 1024
+
+    def _is_next(self, leaf: Node, order: Any) -> bool:
+        """Whether an entry of the heap is still true."""
+        return self._is_evictable_leaf(leaf) and bool(self._order(leaf) == order)
 
 
 def _common_prefix(edge: array[int], tokens: array[int], start: int) -> int:

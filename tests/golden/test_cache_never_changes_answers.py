@@ -126,7 +126,7 @@ def after_eviction(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
 
 
 def retracted(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
-    with Engine(folder, num_slots=140, max_step_tokens=32, max_running=8) as engine:
+    with Engine(folder, num_slots=110, max_step_tokens=32, max_running=8) as engine:
         answers = together(engine, asked)
         assert engine.stats.retracted > 0
         engine.check()
@@ -267,6 +267,6 @@ def test_greedy_tokens_of_the_demo_model_equal_transformers(
         asked = [list(engine.prompt_tokens(text)) for text in DEMO_TEXTS]
     wanted = [demo_answer(demo_model, tuple(prompt)) for prompt in asked]
     tiers = (from_host_tier, from_disk_tier, from_saved_cache)
-    if route in (after_eviction, retracted, *tiers):  # pools so small that they would not hold these prompts' answers twice
+    if route in (after_eviction, retracted, *tiers):  # pools that would not hold these prompts' answers twice
         asked, wanted = asked * 3, wanted * 3
     assert list(route(demo_model, asked)) == wanted

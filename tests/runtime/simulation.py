@@ -76,14 +76,12 @@ class Simulation:
         eviction: str = "lru",
     ) -> None:
         self.tree = RadixTree(SlotPool(num_slots, page_size), EVICTION[eviction])
-        self.scheduler = Scheduler(
-            self.tree, max_step_tokens=max_step_tokens, max_running=max_running, policy=policy
-        )
+        self.scheduler = Scheduler(self.tree, max_step_tokens=max_step_tokens, max_running=max_running, policy=policy)
         self.steps: list[Step] = []
-        self.stuck: list[Request] = []          # ended because the pool was full
-        self.admitted: dict[Request, None] = {} # in order of their first step
+        self.stuck: list[Request] = []            # ended because the pool was full
+        self.admitted: dict[Request, None] = {}   # in order of their first step
         self._sampler: dict[Request, Sampler] = {}
-        self._written: dict[int, int] = {}      # slot -> hash of the prefix that was computed in it
+        self._written: dict[int, int] = {}        # slot -> hash of the prefix that was computed in it
         self._namespace: dict[int, Hashable] = {}
 
     @property

@@ -167,7 +167,7 @@ def test_a_stop_string_ends_the_text_and_cuts_the_token_it_stands_in(engine: Eng
     assert (whole.text, whole.finish_reason, whole.detail) == (text, "stop", "constraint")
     cut = engine.generate([5], regex=text, max_tokens=60, stop=("ima mike nov",))
     assert (cut.text, cut.finish_reason, cut.detail) == ("kilo l", "stop", "'ima mike nov'")
-    assert engine.tokenizer.decode(cut.tokens) + cut.tail == "kilo l"
+    assert engine.tokenizer.decode(cut.tokens[: cut.kept]) + cut.tail == "kilo l"
 
 
 def test_deltas_joined_are_the_text_and_hold_no_part_of_the_stop(engine: Engine) -> None:
@@ -193,9 +193,39 @@ def test_limits_are_named(max_tokens: int, detail: str, tiny_model: Path) -> Non
         assert len(result.tokens) == min(max_tokens, 8)
 
 
+def test_a_constraint_with_end_tokens_ignored_goes_on_to_its_end(engine: Engine) -> None:
+    results = engine.generate([5], regex="7{1,4}", ignore_eos=True, n=8, max_tokens=10)
+    assert {result.text for result in results} == {"7777"}
+
+
+def test_a_text_that_a_stop_cut_out_of_its_constraint_is_not_complete(engine: Engine) -> None:
+    result = engine.generate([5], regex="abc end", stop=("end",), max_tokens=20)
+    assert (result.text, result.finish_reason, result.complete) == ("abc ", "stop", False)
+
+
+def test_a_character_that_was_only_begun_is_left_out_and_its_tokens_are_not_kept(engine: Engine) -> None:
+    for max_tokens in range(1, 8):
+        result = engine.generate([5], regex="😀😀", max_tokens=max_tokens)
+        assert "😀😀".startswith(result.text)
+        assert engine.tokenizer.decode(result.tokens[: result.kept]) == result.text
+
+
+def test_scoring_nothing_gives_nothing_and_scoring_after_nothing_is_refused(engine: Engine) -> None:
+    assert engine.score([5], []) == []
+    with pytest.raises(RequestError, match="the prompt is empty; write some text first."):
+        engine.score([], [[5, 6]])
+    with pytest.raises(RequestError, match="continuations must be a list of texts or of token ids, got one text"):
+        engine.score([5], "bcd")
+
+
+def test_no_more_positions_than_the_model_has_can_be_asked_for(tiny_model: Path) -> None:
+    with pytest.raises(RequestError, match="context_length 4000 is more than the 2048 positions that this model was"):
+        Engine(tiny_model, num_slots=64, context_length=4000)
+
+
 def test_a_constraint_that_was_cut_off_says_so(engine: Engine) -> None:
     result = engine.generate([5], regex=r"([0-9]{1,3}\.){3}[0-9]{1,3}", max_tokens=2)
-    assert (result.finish_reason, result.complete, result.sampled_tokens) == ("length", False, 2)
+    assert (result.finish_reason, result.complete, len(result.tokens)) == ("length", False, 2)
 
 
 # --------------------------------------------------------------------------------------- salts, pins, limits of time
@@ -237,7 +267,7 @@ def test_a_request_that_takes_too_long_ends_with_what_it_has(max_running: int, t
         other = start(engine, [5, 6])[0]
         result = engine.generate([5, 7], max_tokens=100_000, ignore_eos=True, timeout_s=0.2)
         assert (result.finish_reason, result.detail) == ("cancelled", "timeout")
-        assert (result.sampled_tokens > 0) == (max_running > 1)
+        assert (len(result.tokens) > 0) == (max_running > 1)
         other.cancel()
 
 
@@ -267,8 +297,8 @@ def test_statistics_print_as_a_table(engine: Engine) -> None:
     ("prompt", "options", "error", "message"),
     [
         ([], {}, RequestError, "the prompt is empty; write some text first."),
-        ([400], {}, RequestError, "prompt: 400 is not a token id; this model has ids 0 to 399."),
-        ([-1], {}, RequestError, "prompt: -1 is not a token id; this model has ids 0 to 399."),
+        ([400], {}, RequestError, "400 is not a token id of this model, whose ids are 0 to 399. If it comes from text"),
+        ([-1], {}, RequestError, "-1 is not a token id of this model, whose ids are 0 to 399."),
         (
             [5],
             {"max_tokens": 0},
@@ -294,7 +324,7 @@ def test_a_wrong_request_is_refused_with_its_reason(
         with pytest.raises(error) as caught:
             engine.generate(prompt, **options)
         assert str(caught.value).startswith(message)
-        assert engine.generate([5], max_tokens=2, temperature=0, ignore_eos=True).sampled_tokens == 2
+        assert len(engine.generate([5], max_tokens=2, temperature=0, ignore_eos=True).tokens) == 2
         assert_idle(engine)
 
 
@@ -317,8 +347,8 @@ def test_a_request_that_outgrows_the_pool_alone_ends_with_what_it_has(tiny_model
     with Engine(tiny_model, num_slots=64) as engine:
         result = engine.generate(list(range(5, 45)), max_tokens=100, ignore_eos=True, temperature=0)
         assert (result.finish_reason, result.detail) == ("length", "slots")
-        assert result.sampled_tokens == 64 - 40 + 1  # the last one has no slot yet
-        assert engine.generate([5], max_tokens=2, ignore_eos=True).sampled_tokens == 2
+        assert len(result.tokens) == 64 - 40 + 1  # the last one has no slot yet
+        assert len(engine.generate([5], max_tokens=2, ignore_eos=True).tokens) == 2
         assert_idle(engine)
 
 
@@ -357,7 +387,34 @@ def test_a_step_that_fails_again_fails_its_requests_with_the_cause_and_the_engin
     ) as caught:
         engine.generate([5, 6, 7], max_tokens=3)
     assert isinstance(caught.value.__cause__, RuntimeError)
-    assert engine.generate([5, 6, 7], max_tokens=3, ignore_eos=True).sampled_tokens == 3
+    assert len(engine.generate([5, 6, 7], max_tokens=3, ignore_eos=True).tokens) == 3
+
+
+def test_one_request_that_cannot_be_computed_fails_alone(engine: Engine) -> None:
+    forward = engine.model.forward
+
+    def poisoned(step: StepInput) -> Tensor:
+        if 399 in step.tokens.tolist():
+            raise RuntimeError("399 is poison")
+        return forward(step)
+
+    engine.model.forward = poisoned  # type: ignore[method-assign]  # in its place
+    good = [start(engine, [5 + i, 6, 7], max_tokens=12) for i in range(3)]
+    bad = start(engine, [5, 6, 399], max_tokens=12)
+    good += [start(engine, [5 + i, 8], max_tokens=12) for i in range(3)]
+    assert all(done.wait(20) for _, _, done in [*good, bad])
+    assert isinstance(bad[1][0], EngineError)
+    assert "its forward pass failed 2 times: RuntimeError('399 is poison')" in str(bad[1][0])
+    for _, (result,), _ in good:
+        assert isinstance(result, Result)
+        assert len(result.tokens) == 12
+
+
+def test_an_engine_may_be_closed_by_its_own_threads(tiny_model: Path) -> None:
+    engine = Engine(tiny_model, num_slots=64)
+    engine._ask(lambda _: engine.close())
+    with pytest.raises(EngineClosed, match="the engine was closed"):
+        engine.generate([5])
 
 
 def test_closing_fails_what_is_not_finished(tiny_model: Path) -> None:
@@ -367,7 +424,7 @@ def test_closing_fails_what_is_not_finished(tiny_model: Path) -> None:
     engine.close()
     assert done.wait(10)
     assert isinstance(results[0], EngineClosed)
-    with pytest.raises(EngineClosed, match="the engine is closed: it was closed"):
+    with pytest.raises(EngineClosed, match="the engine was closed."):
         engine.generate([5])
 
 
@@ -377,13 +434,15 @@ def test_a_bug_in_the_loop_reaches_everybody_who_waits(tiny_model: Path) -> None
         engine._loop._scheduler.plan = None  # type: ignore[method-assign,assignment]  # breaks the loop
         assert done.wait(10)
         assert isinstance(results[0], EngineClosed)
-        with pytest.raises(EngineClosed, match="the engine is closed: its step loop failed: TypeError"):
+        with pytest.raises(EngineClosed, match="the engine has ended: its step loop failed: TypeError"):
             engine.generate([5])
 
 
 def test_an_engine_that_nobody_holds_ends_its_threads(tiny_model: Path) -> None:
     engine = Engine(tiny_model, num_slots=64)
     engine.generate([5], max_tokens=2)
+    start(engine, [5, 6], max_tokens=3)[2].wait(10)
+    assert engine.stats.requests == 2
     threads = list(engine._loop._threads)
     del engine
     deadline = time.monotonic() + 10
@@ -407,7 +466,7 @@ def test_a_script_that_does_not_close_its_engine_exits_quietly(tiny_model: Path)
     script = """
         import sys
         from branchwise import Engine
-        print(Engine(sys.argv[1], num_slots=64).generate([5], max_tokens=2, ignore_eos=True).sampled_tokens)
+        print(len(Engine(sys.argv[1], num_slots=64).generate([5], max_tokens=2, ignore_eos=True).tokens))
         engine = Engine(sys.argv[1], num_slots=64)
         engine.generate([5], max_tokens=2)
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from branchwise.runtime.policies import EVICTION, SCHEDULING, AdmissionOrder, Candidate
 from branchwise.runtime.request import Request
 
-from .simulation import GREEDY, Sampler, Simulation, alone
+from .simulation import Sampler, Simulation, alone
 
 
 def by_whim(candidate: Candidate) -> tuple[int, int]:

@@ -125,6 +125,16 @@ def test_a_leaf_that_two_use_opens_a_child_and_is_one_node_again_when_both_have_
     tree.check()
 
 
+def test_using_a_leaf_again_and_again_takes_no_memory(tree: RadixTree) -> None:
+    cache(tree, [1, 2, 3])
+    cache(tree, [1, 2, 4])
+    for _ in range(5000):
+        tree.unlock(tree.lock(tree.match(array("i", [1, 2, 3]))))
+    assert len(tree._leaves) <= 1100
+    tree.evict(1)
+    assert (hits(tree, [1, 2, 3]), hits(tree, [1, 2, 4])) == (3, 2)
+
+
 def test_what_follows_a_sealed_end_is_a_node_of_its_own(tree: RadixTree) -> None:
     prompt = put(tree, [1, 2, 3])
     prompt.sealed = True
