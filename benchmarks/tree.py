@@ -316,8 +316,8 @@ def main() -> None:
 
 
 def _processor() -> str:
-    names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

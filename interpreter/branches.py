@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-from branchwise.lang import Expr, LangError
+from branchwise.lang import Expr, LangError, OptionError
+from branchwise.lang.checks import shown
 
 from .executor import Executor
 from .outcome import Outcome
@@ -73,15 +74,21 @@ class Branches(Generic[S]):
 
     __radd__ = __add__
 
-    def join(self) -> None:
+    def join(self, mode: str = "gather_variable") -> None:
         """Wait for all branches, and gather what they found into the state they came from.
 
         Each variable that a branch has set and that the state does not have becomes a list there: one
         value a branch, in order, None for a branch that has not set it. The branches stay readable.
+        That is all that `mode` can say; SGLang's programs may say it.
 
         Raises:
             The failure of the first branch (by index) that failed, after waiting for the others.
         """
+        if mode != "gather_variable":
+            raise OptionError(
+                f'join(): the mode must be "gather_variable", got {shown(mode)}. To append what the branches wrote, '
+                's += "".join(branches["x"]).'
+            )
         self._left_to_join = False
         errors = [self._wait(state) for state in self._states]
         for index, error in enumerate(errors):

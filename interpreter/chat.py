@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from .encode import CUT
 from .errors import ChatError
 
 log = logging.getLogger("branchwise")
@@ -24,8 +25,6 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant: {% endif %}"
 )
 """For models without a template: each turn is `Role: text` and an empty line."""
-
-CUT = "\ufdd1"  # a noncharacter that marks where an open turn ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +79,14 @@ class ChatTemplate:
     def _run(self, turns: Sequence[Turn], *, add_generation_prompt: bool) -> str:
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
-            rendered = self._render(messages, add_generation_prompt)
+            return self._render(messages, add_generation_prompt)
+        except TemplateSyntaxError as error:
+            raise ChatError(f"the model's chat template cannot be read: line {error.lineno}: {error}") from error
         except TemplateError as error:
             roles = ", ".join(turn.role for turn in turns)
             raise ChatError(f"the model's chat template refuses the roles {roles}: {error}") from error
-        return rendered
+        except Exception as error:  # a template is a program of its own
+            raise ChatError(f"the model's chat template fails: {type(error).__name__}: {error}.") from error
 
     def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         texts: Any = render_jinja_template(

@@ -5,8 +5,10 @@ rewrites what it said before. Text the model generated keeps the tokens it was g
 constant text between is encoded in one go, so that it does not matter in how many pieces it came.
 
 Text from users is data. Where it spells a control token (`<|im_end|>`), that spelling is *escaped*:
-a noncharacter is put into it, which keeps templates and the tokenizer from taking it for the token,
-and is taken out again when the characters are encoded.
+noncharacters are put into it, which keep templates and the tokenizer from taking it for the token,
+and are taken out again when the characters are encoded. Where two pieces would spell a token
+together that neither spells alone, they stand between the pieces, at the start of the later one: so
+what has tokens already stays as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-ESCAPE = "\ufdd0"  # a noncharacter: never part of a text that programs exchange
+# Noncharacters. In escaped text ESCAPE is always the first of a pair, and CUT is nowhere: `chat.py` cuts there.
+ESCAPE, CUT = "\ufdd0", "\ufdd1"
+PLAIN = ESCAPE + "\ufdd2"  # nothing, but no spelling goes on across it
+_PAIRS = {ESCAPE: ESCAPE * 2, CUT: ESCAPE + "\ufdd3"}
+_MEANINGS = {PLAIN: ""} | {pair: character for character, pair in _PAIRS.items()}
 
 
 class Vocabulary(Protocol):
@@ -34,12 +40,27 @@ class Encoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         spellings = sorted(filter(None, vocabulary.special_texts), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, spellings))) if spellings else None
+        any_spelling = "|".join(map(re.escape, spellings))
+        self._control = re.compile(any_spelling) if spellings else None
+        self._first_character = re.compile(f"(?={any_spelling})(.)", re.DOTALL) if spellings else None
+        self._ends: dict[str, list[str]] = {}  # of the spellings that begin like this
+        for spelling in spellings:
+            for length in range(1, len(spelling)):
+                self._ends.setdefault(spelling[:length], []).append(spelling[length:])
+        self._longest_beginning = max(map(len, self._ends), default=0)
 
     def escape(self, text: str) -> str:
         """`text` with every spelling of a control token made plain."""
-        text = text.replace(ESCAPE, ESCAPE * 2)
-        return self._control.sub(lambda m: m[0][0] + ESCAPE + m[0][1:], text) if self._control else text
+        text = protect(text)
+        return self._first_character.sub(rf"\1{PLAIN}", text) if self._first_character else text
+
+    def follow(self, before: str, after: str) -> str:
+        """Escaped text `after` so that none of its characters can complete a control token that `before` begins."""
+        for length in range(1, min(len(before), self._longest_beginning) + 1):
+            for end in self._ends.get(before[-length:], ()):
+                if after and (after.startswith(end) or end.startswith(after)):
+                    return PLAIN + after
+        return after
 
     def encode(self, text: str, *, at_start: bool, bos: bool) -> list[int]:
         """The tokens of escaped `text`. At the start of a conversation, with the model's BOS if `bos`."""
@@ -63,9 +84,14 @@ class Encoder:
             yield unescape(text[start:]), False
 
 
+def protect(text: str) -> str:
+    """`text` as escaped text in which the spelling of a control token is still that token."""
+    return re.sub(f"[{ESCAPE}{CUT}]", lambda match: _PAIRS[match[0]], text)
+
+
 def unescape(text: str) -> str:
-    """The text that `Encoder.escape` was given."""
-    return re.sub(f"{ESCAPE}({ESCAPE}?)", r"\1", text)
+    """The text that `Encoder.escape` or `protect` was given."""
+    return re.sub(f"{ESCAPE}.", lambda match: _MEANINGS[match[0]], text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TypeAlias, assert_never
 from weakref import WeakSet
 
 from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text
+from branchwise.lang.checks import characters
 
 from .outcome import Failure, Outcome, cancelled
 from .session import Cancel, Completion, Delta, Selection, Session
@@ -166,7 +167,8 @@ class Executor:
             case Ask():
                 self._ask(session, task)
             case Quote(source, outcome):
-                session.append(Text(source.text(), control=False))  # settled: its own task came before this one
+                said = characters(source.text(), "the variable")  # settled: its own task came before this one
+                session.append(Text(said, control=False))
                 outcome.succeed(source.value(), source.text())
             case Fork(children):
                 for child, branch in zip(children, session.fork(len(children)), strict=True):

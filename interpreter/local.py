@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from branchwise import runtime
 from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text
 from branchwise.lang.choices import decide
-from branchwise.lang.options import checked_options
+from branchwise.lang.options import checked_defaults
 from branchwise.lang.regex import normalize
 
 from .chat import ChatTemplate, Item, Loose, Turn, compose
-from .encode import Encoder, TokenStream
+from .encode import Encoder, TokenStream, protect
 from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Usage
 
 
@@ -33,7 +34,7 @@ class Engine(runtime.Engine):
             defaults: options of `gen` that hold where neither call, run nor function says otherwise.
             options: see `runtime.Engine`.
         """
-        self.defaults = checked_options("Engine(defaults=...)", defaults or {})
+        self.defaults = checked_defaults("Engine(defaults=...)", {} if defaults is None else defaults)
         super().__init__(model, **options)
         tokenizer = self.tokenizer
         self.encoder = Encoder(tokenizer)
@@ -43,7 +44,7 @@ class Engine(runtime.Engine):
 
     def open_session(self) -> LocalSession:
         """A new, empty conversation."""
-        return LocalSession(self, (), TokenStream(), ())
+        return LocalSession(self, (), TokenStream(), (), plain=False)
 
 
 class LocalSession:
@@ -52,11 +53,14 @@ class LocalSession:
     Between operations it holds no slots: its tokens are found in the tree again by the next one.
     """
 
-    def __init__(self, engine: Engine, items: tuple[Item, ...], stream: TokenStream, path: tuple[int, ...]) -> None:
+    def __init__(
+        self, engine: Engine, items: tuple[Item, ...], stream: TokenStream, path: tuple[int, ...], *, plain: bool
+    ) -> None:
         self._engine = engine
         self._items = items
         self._stream = stream
         self._path = path  # which fork of which fork this is: branches with equal seeds draw differently
+        self._plain = plain  # whether what was written last is plain text, in which no control token can begin
         self._num_forks = 0
         self._handle: runtime.Handle | None = None  # of the last operation
 
@@ -66,7 +70,7 @@ class LocalSession:
                 last = self._last()
                 inside = isinstance(last, Turn) and last.open
                 plain = inside if control is None else not control
-                self._write(self._engine.encoder.escape(text) if plain else text)
+                self._write(self._following(text, plain=plain), plain=plain)
             case RoleBegin(role):
                 self._items = (*self._items, Turn(role, "", open=True))
             case RoleEnd(role):
@@ -97,7 +101,7 @@ class LocalSession:
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         prompt = self.prompt()
         encoder = self._engine.encoder
-        texts = [encoder.escape(choice) for choice in select.choices]
+        texts = [self._following(choice, plain=True) for choice in select.choices]
         tokens = [array("i", encoder.encode(text, at_start=False, bos=False)) for text in texts]
         for choice, encoded in zip(select.choices, tokens, strict=True):
             if not encoded:
@@ -113,7 +117,7 @@ class LocalSession:
         first = self._num_forks
         self._num_forks += count
         return [
-            LocalSession(self._engine, self._items, self._stream, (*self._path, number))
+            LocalSession(self._engine, self._items, self._stream, (*self._path, number), plain=self._plain)
             for number in range(first, first + count)
         ]
 
@@ -138,14 +142,11 @@ class LocalSession:
             samples.append(completion(result))
         first = results[0]
         assert isinstance(first, runtime.Result)
-        escape = self._engine.encoder.escape
-        kept = escape(first.text.removesuffix(first.tail) if first.tail else first.text)
+        kept = self._following(first.text.removesuffix(first.tail) if first.tail else first.text, plain=True)
         self._stream = self._stream.add(first.tokens[: first.kept], kept)
-        self._write(kept + escape(first.tail))
-        many = tuple(samples) if len(samples) > 1 else ()
-        return Completion(
-            samples[0].text, samples[0].finish_reason, samples[0].usage, samples[0].complete, samples=many
-        )
+        self._write(kept, plain=True)
+        self._write(self._following(first.tail, plain=True), plain=True)
+        return replace(samples[0], samples=tuple(samples)) if len(samples) > 1 else samples[0]
 
     def _selected(
         self, select: Select, texts: list[str], tokens: list[array[int]], scores: list[list[float]] | Exception
@@ -155,11 +156,28 @@ class LocalSession:
             raise scores
         index, totals = decide(select.method, scores)
         self._stream = self._stream.add(tokens[index], texts[index])
-        self._write(texts[index])
+        self._write(texts[index], plain=True)
         return Selection(select.choices[index], index, totals)
 
-    def _write(self, text: str) -> None:
+    def _following(self, text: str, *, plain: bool) -> str:
+        """`text` escaped to stand after what is written: a control token lies whole in text that is not plain."""
+        escaped = self._engine.encoder.escape(text) if plain else protect(text)
+        return self._engine.encoder.follow(self._written(), escaped) if plain or self._plain else escaped
+
+    def _written(self) -> str:
+        """The escaped text of the open turn, or since the last turn."""
+        match self._last():
+            case Turn(_, content, True):
+                return content
+            case Loose(text):
+                return text
+            case _:
+                return ""
+
+    def _write(self, text: str, *, plain: bool) -> None:
         """Add escaped text to the open turn, or outside of the turns."""
+        if text:
+            self._plain = plain
         last = self._last()
         if isinstance(last, Turn) and last.open:
             self._items = (*self._items[:-1], Turn(last.role, last.content + text, open=True))
@@ -188,7 +206,7 @@ def generate_params(gen: Gen) -> runtime.GenerateParams:
 def completion(result: runtime.Result) -> Completion:
     """One sample, in the words of the interpreter."""
     usage = Usage(result.prompt_tokens, result.hit_tokens, len(result.tokens))
-    return Completion(result.text, result.finish_reason, usage, result.complete)
+    return Completion(result.text, result.finish_reason, usage, result.complete, result.detail)
 
 
 def guarded(listener: Listener[Any], report: Callable[[], None]) -> None:

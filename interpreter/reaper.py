@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -17,9 +18,17 @@ _log = logging.getLogger(__name__)
 
 
 class Reaper:
-    """Runs an action for each object that has gone, one after the other."""
+    """Runs an action for each object that has gone, one after the other.
+
+    A forked child begins anew: what was watched before is the parent's to give back.
+    """
 
     def __init__(self) -> None:
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
@@ -31,7 +40,7 @@ class Reaper:
 
     def _ensure_thread(self) -> None:
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():  # not alive: the process was forked
+            if self._thread is None:
                 self._thread = Thread(target=self._run, name="branchwise-reaper", daemon=True)
                 self._thread.start()
                 atexit.register(self._end, self._thread)
@@ -46,7 +55,7 @@ class Reaper:
 
     def _end(self, thread: Thread) -> None:
         """At exit. What is given back may be a whole model, whose tensors must not go while the interpreter does."""
-        if thread.is_alive():
+        if thread is self._thread:  # not that of the process this one was forked from
             self._actions.put(None)
             thread.join()
 

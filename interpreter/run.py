@@ -40,7 +40,7 @@ class Interpreter:
                 returned = program.invoke(state, call)
                 state.sync()
             except BaseException as error:
-                executor.stop(f"{program.name} raised {type(error).__name__}")
+                executor.stop(_raised(program, error))
                 raise
         transcript.end(returned)
         return state
@@ -111,8 +111,8 @@ class _Streamed:
             returned = self._program.invoke(state, self._call)
             state.sync()
         except BaseException as error:  # the reader raises it
-            self._executor.stop(f"{self._program.name} raised {type(error).__name__}")
-            transcript.end_with(Failure(error))
+            transcript.end_with(Failure(error))  # first: who is woken by the stop finds the reason there
+            self._executor.stop(_raised(self._program, error))
         else:
             transcript.end(returned)
         # The error's frames may hold the reader's state, and finalisers hold this: it must not hold the error.
@@ -123,6 +123,11 @@ class _Streamed:
             self._executor.drop()
         else:
             self._executor.stop(DROPPED)
+
+
+def _raised(program: Program[State], error: BaseException) -> str:
+    """Why the work of a program that raised is stopped; a text, for the error would keep the state alive."""
+    return f"{program.name} raised {type(error).__name__}" + (f": {error}" if str(error) else "")
 
 
 def _raise_first(results: Sequence[State | Exception]) -> None:

@@ -153,7 +153,7 @@ class _ScriptedSession:
         def finish(telling: _Telling) -> None:
             if telling.cancelled:
                 self._end(telling.told)
-                listener.on_done(Completion(telling.told, "cancelled"))
+                listener.on_done(Completion(telling.told, "cancelled", detail="cancelled"))
             elif result is None:
                 self._fail(listener, error)
             else:
@@ -191,8 +191,8 @@ class _ScriptedSession:
             if self._running is not None:
                 self._running.cancel()
 
-    def _completion(self, texts: Sequence[str]) -> Completion:
-        samples = [Completion(text, "stop", self._usage(text)) for text in texts]
+    def _completion(self, texts: Sequence[tuple[str, str]]) -> Completion:
+        samples = [Completion(text, "stop", self._usage(text), detail=detail) for text, detail in texts]
         return samples[0] if len(samples) == 1 else replace(samples[0], samples=tuple(samples))
 
     def _usage(self, text: str) -> Usage:
@@ -288,6 +288,8 @@ class _Clock:
             return delay_s, steps
 
 
-def _cut(text: str, stops: Sequence[str]) -> str:
-    """`text` up to the first place where one of `stops` begins."""
-    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
+def _cut(text: str, stops: Sequence[str]) -> tuple[str, str]:
+    """`text` up to the first place where one of `stops` begins, and what ends it: that stop in quotes, or "eos"."""
+    found = [(at, repr(stop)) for stop in stops if (at := text.find(stop)) >= 0]
+    end, detail = min(found, default=(len(text), "eos"))
+    return text[:end], detail

@@ -36,12 +36,18 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The result of a `Gen`. With `n > 1` this is the first sample, with which the session goes on."""
+    """The result of a `Gen`. With `n > 1` this is the first sample, with which the session goes on.
+
+    `detail` says what ended it: "eos", the stop text in quotes, "constraint" (nothing can follow), "max_tokens",
+    "context" (the model can read no more), "slots" (no memory is left), "timeout" or "cancelled"; "" where the
+    backend does not say.
+    """
 
     text: str
     finish_reason: FinishReason
     usage: Usage = Usage()
     complete: bool = True  # False: cut off before its constraint was fulfilled
+    detail: str = ""
     samples: tuple[Completion, ...] = ()  # all n of them, this one first; empty when n is 1
 
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Never, overload
 
-from branchwise.lang import Expr, Gen, GenOptions, LangError, Op, OptionError, RoleBegin, RoleEnd, flatten
+from branchwise.lang import CallError, Expr, Gen, GenOptions, LangError, Op, OptionError, RoleBegin, RoleEnd, flatten
 from branchwise.lang.api import role
 from branchwise.lang.checks import shown, whole_number
 
 from .branches import Branches
-from .errors import UnknownVariable
+from .errors import Cancelled, UnknownVariable
 from .executor import Executor
 from .outcome import Outcome
 from .reaper import REAPER
@@ -138,8 +138,10 @@ class State:
 
     # Branching
 
-    def fork(self, count: int) -> Branches[State]:
+    def fork(self, count: int = 1, **unknown: Never) -> Branches[State]:
         """`count` states that go on from here, each on its own; they have this state's text and variables."""
+        for name in unknown:
+            raise CallError(f"fork(): there is no option {name}. Write s.fork(3) for three branches.")
         number = whole_number(count, f"fork({count}): the number of branches", least=1)
         executors = self._executor.fork(number, keep_alive=self._view_of or self)
         return Branches(self, [self._child(executor) for executor in executors])
@@ -194,11 +196,13 @@ class State:
             self._await_program()
             return self._transcript.messages()
 
-    def text_iter(self, name: str | None = None) -> Iterator[str]:
+    def text_iter(self, name: str | None = None, **unknown: Never) -> Iterator[str]:
         """The text in pieces as it grows: all of it, or that of the variable `name`.
 
         Each iterator gives everything from the start. Leaving one early changes nothing: the program goes on.
         """
+        for option in unknown:
+            raise CallError(f'text_iter(): there is no option {option}. Write s.text_iter("x") for a variable.')
         if name is None:
             return self._interruptible(self._transcript.pieces(until_ended=self._outside))
         if self._outside:
@@ -209,6 +213,8 @@ class State:
         """Wait for everything, and raise what went wrong first."""
         with self._cancelled_by_interrupt():
             self._await_program()
+            if not self._outside:
+                self._transcript.check_blocks()
             self._executor.wait()
 
     @property
@@ -221,9 +227,19 @@ class State:
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong first, if something has by now; does not wait."""
-        failure = self._executor.failure or self._transcript.ended.failure
+        """What the program raised or else what went wrong first, if something has by now; does not wait.
+
+        A property: `s.error`, where SGLang has `s.error()`.
+        """
+        failure = self._transcript.ended.failure or self._executor.failure
         return failure.exception() if failure else None
+
+    if not TYPE_CHECKING:  # a checker shall see no attribute that is not there
+
+        def __getattr__(self, name: str) -> Never:
+            twin = {"get_var": 's["x"]', "get_meta_info": 's.meta("x")'}.get(name)
+            hint = f" Write {twin}." if twin else ""
+            raise AttributeError(f"a state has no attribute {name!r}.{hint}", name=name, obj=self)
 
     # Ending
 
@@ -250,6 +266,7 @@ class State:
         if expr is not None:
             self._write(role(name, expr))
             return None
+        self._transcript.promise(name)
         return Turn(self, name)
 
     def _child(self, executor: Executor) -> State:
@@ -282,17 +299,27 @@ class State:
         except KeyboardInterrupt:
             self.cancel()
             raise
+        except Cancelled as error:  # a fresh one for each reader
+            self._explain(error)
+            raise
+
+    def _explain(self, error: Cancelled) -> None:
+        """Give `error` the program's own as its cause, if that is why it was stopped."""
+        ended = self._transcript.ended.failure
+        if ended is not None and not isinstance(ended.error, Cancelled):
+            error.__cause__ = ended.exception()
 
 
 class Turn:
-    """`with s.user():`: what is appended inside is the turn of a role. It begins when this is made."""
+    """`with s.user():`: what is appended inside is the turn of a role."""
 
     def __init__(self, state: State, role: str) -> None:
         self._state = state
         self._role = role
-        state._write(RoleBegin(role))
 
     def __enter__(self) -> State:
+        self._state._transcript.keep_promise()
+        self._state._write(RoleBegin(self._role))
         return self._state
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from branchwise.lang import Gen, LangError, Op, RoleBegin, RoleEnd, Select, Text, Var
 
-from .errors import UnknownVariable
+from .errors import Cancelled, UnknownVariable
 from .outcome import Failure, Outcome
 from .session import Segment
 
@@ -50,17 +50,34 @@ class Transcript:
     def __init__(self, origin: Transcript | None = None) -> None:
         self.role: str | None = origin.role if origin else None
         self.ended = Outcome()
+        self._promised: str | None = None  # the role of a block that was made and not entered
         self._entries: list[Entry] = list(origin._entries) if origin else []
         self._variables: dict[str, Outcome] = dict(origin._variables) if origin else {}
         self._changed = Condition()
 
     def write(self, ops: Sequence[Op], written_at: str) -> list[Task]:
         """Add operations, all or none, and give back what there is to do for them."""
+        self.check_blocks()
         self._check(ops)
         with self._changed:
             tasks = [self._add(op, written_at) for op in ops if op != Text("")]
             self._changed.notify_all()
         return tasks
+
+    def promise(self, role: str) -> None:
+        """A block for a turn of `role` was made, and has to be entered before anything else is written."""
+        self.check_blocks()
+        self._promised = role
+
+    def keep_promise(self) -> None:
+        """The block that was made is entered."""
+        self._promised = None
+
+    def check_blocks(self) -> None:
+        """Refuse to go on behind a block that was made and not entered: the program lacks a `with`."""
+        if self._promised is not None:
+            call, self._promised = f"s.{self._promised}", None  # said once
+            raise LangError(f'{call}() alone begins no turn. Write "with {call}():" or {call}("...").')
 
     def set(self, name: str, outcome: Outcome) -> None:
         """Give the variable `name` a value, or another one."""
@@ -138,7 +155,12 @@ class Transcript:
         index = 0
         while (entry := self._entry(index, limit)) is not None:
             if isinstance(entry, Outcome):
-                yield from entry.pieces()
+                try:
+                    yield from entry.pieces()
+                except Cancelled:
+                    if until_ended and self.ended.failure is not None:
+                        self.ended.value()  # raises what it was cancelled for
+                    raise
             elif text := _text(entry):
                 yield text
             index += 1

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Never
 
+from .checks import characters, nearest, shown
 from .checks import choices as checked_choices
-from .checks import nearest, shown
 from .errors import CallError, ConstraintError, OptionError
 from .ops import CHOICES_METHODS, ChoicesMethod, Concat, Expr, Gen, RoleBegin, RoleEnd, Select, Text, call_text, flatten
-from .options import OPTION_NAMES, checked_options
+from .options import OPTION_NAMES, GenOptions, checked_options
 from .regex import normalize
 
 
@@ -29,8 +29,9 @@ def gen(
     ignore_eos: bool | None = None,
     regex: str | None = None,
     choices: Iterable[str] | None = None,
+    choices_method: ChoicesMethod | None = None,
     **unknown: Never,
-) -> Gen:
+) -> Gen | Select:
     """Generate text, and keep it as the variable `name` if there is one.
 
     An option that is not given is taken from the run, else from the function, else from the backend.
@@ -45,13 +46,14 @@ def gen(
         n: draw so many samples; the variable is then a list of them, and the state goes on with the first.
         ignore_eos: go on where the model would end.
         regex: the whole text must match this pattern.
-        choices: the text must be one of these; of equal ones the first counts. To compare their likelihoods
-            instead of sampling one, use `select`.
+        choices: the text must be one of these; of equal ones the first counts. Without `temperature` in this
+            call it is the likeliest, as by `select`; with it, one of them is drawn, token by token.
+        choices_method: the rule that decides which is the likeliest: see `branchwise.lang.choices`.
     """
     call = _checked_call("gen", name)
     if positional:
         raise CallError(f"{_with(call, repr(positional[0]))}: options are given by name. Write max_tokens=...")
-    _refuse_unknown(call, unknown, OPTION_NAMES)
+    _refuse_unknown(call, unknown, (*OPTION_NAMES, "choices_method"))
     given = {
         "max_tokens": max_tokens,
         "stop": stop,
@@ -67,6 +69,12 @@ def gen(
     options = checked_options(call, given)
     if options.regex is not None and options.choices is not None:
         raise OptionError(f"{call}: regex and choices are both given, and only one can say what the text must be.")
+    if options.choices is not None and options.temperature is None:
+        _check_nothing_drawn(call, options)
+        return _select(call, name, options.choices, choices_method or CHOICES_METHODS[0])
+    if choices_method is not None:
+        why = "with temperature= one of the choices is drawn" if options.choices else "there are no choices"
+        raise OptionError(f"{call}: choices_method is given, but {why}.")
     if options.regex is not None:
         _check_regex(call, options.regex)
     return Gen(name, options)
@@ -88,27 +96,29 @@ def select(
     call = _checked_call("select", name)
     if positional:
         raise CallError(f"{call}: takes a name and choices, got {len(positional)} more. Options are given by name.")
+    if "temperature" in unknown:
+        raise CallError(
+            f"{call}: select takes the likeliest and draws nothing, so it has no temperature. Leave it out; "
+            "gen(..., choices=[...], temperature=...) draws."
+        )
     _refuse_unknown(call, unknown, ("choices", "choices_method"))
     if choices is None:
         raise CallError(f'{call}: choices are missing. Write select("name", ["yes", "no"]).')
-    if choices_method not in CHOICES_METHODS:
-        raise OptionError(
-            f"{call}: choices_method must be one of {', '.join(CHOICES_METHODS)}, got {choices_method!r}."
-        )
-    return Select(name, checked_choices(choices, f"{call}: choices"), choices_method)
+    return _select(call, name, checked_choices(choices, f"{call}: choices"), choices_method)
 
 
 def text(value: str) -> Text:
     """Text that is only text: the spelling of a control token in it means nothing. For what others wrote."""
     if not isinstance(value, str):
         raise OptionError(f"text(): the value must be a string, got {shown(value)}.")
-    return Text(value, control=False)
+    return Text(characters(value, "text(): the value"), control=False)
 
 
 def role(name: str, expr: Expr | str) -> Concat:
     """`expr` as a whole turn of the role `name`; `system`, `user` and `assistant` have verbs of their own."""
     if not isinstance(name, str) or not name:
         raise OptionError(f"role(): the name must be a string that is not empty, got {shown(name)}.")
+    characters(name, "role(): the name")
     return Concat((RoleBegin(name), *flatten(expr), RoleEnd(name)))
 
 
@@ -157,6 +167,22 @@ def assistant_end() -> RoleEnd:
     return RoleEnd("assistant")
 
 
+def _check_nothing_drawn(call: str, options: GenOptions) -> None:
+    """Choices without a temperature: no other option has anything to say."""
+    for option in OPTION_NAMES:
+        if option != "choices" and getattr(options, option) is not None:
+            raise OptionError(
+                f"{call}: choices without temperature= give the likeliest one, whole, whatever {option} is. "
+                "Leave it out, or give temperature= to draw one of them."
+            )
+
+
+def _select(call: str, name: str | None, choices: tuple[str, ...], method: ChoicesMethod) -> Select:
+    if method not in CHOICES_METHODS:
+        raise OptionError(f"{call}: choices_method must be one of {', '.join(CHOICES_METHODS)}, got {method!r}.")
+    return Select(name, choices, method)
+
+
 def _checked_call(verb: str, name: object) -> str:
     if name is not None and not isinstance(name, str):
         raise OptionError(f"{verb}(): the name must be a string, got {shown(name)}.")
@@ -174,7 +200,7 @@ def _check_regex(call: str, pattern: str) -> None:
     try:
         normalize(pattern)
     except ConstraintError as error:
-        written = f'regex="{pattern}"'
+        written = f'regex="{pattern if len(pattern) <= 60 else pattern[:57] + "..."}"'
         raise ConstraintError(f"{_with(call, written)}: {error}") from error
 
 

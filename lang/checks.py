@@ -10,7 +10,7 @@ import difflib
 import math
 import numbers
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
 
 from .errors import OptionError
@@ -83,12 +83,25 @@ def flag(value: object, where: str) -> bool:
 def string(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise OptionError(f"{where} must be a string, got {shown(value)}.")
+    return characters(value, where)
+
+
+def characters(value: str, where: str) -> str:
+    """A text of characters: a lone surrogate, half of one, has no bytes and so no tokens."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        at = error.start
+        raise OptionError(
+            f"{where} has half a character, {value[at]!r}, at position {at}: {shown(value[max(0, at - 20) :])}. "
+            'It was read with errors="surrogateescape" or cut out of UTF-16.'
+        ) from None
     return value
 
 
 def stop(value: object, where: str) -> tuple[str, ...]:
     """One string or several; none is none, and the empty string, which is found in every text, is refused."""
-    texts = (value,) if isinstance(value, str) else strings(value, where)
+    texts = (characters(value, where),) if isinstance(value, str) else strings(value, where)
     if "" in texts:
         raise OptionError(f"{where} holds an empty string, which every text contains. Write None or [] for no stop.")
     return texts
@@ -114,6 +127,7 @@ def strings(value: object, where: str) -> tuple[str, ...]:
     for index, item in enumerate(items):
         if not isinstance(item, str):
             raise OptionError(f"{where}[{index}] must be a string, got {shown(item)}. Write str(...) around it.")
+        characters(item, f"{where}[{index}]")
     return items
 
 
@@ -126,5 +140,10 @@ def shown(value: object) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence that names the one of `known` most like `name`, or lists them all."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names)}."
+    return did_you_mean(name, names) or f"Known: {', '.join(names)}."
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A sentence that names the one of `known` most like `name`; "" if none is."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {close[0]}?" if close else ""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from .checks import shown
+from .checks import characters, shown
 from .errors import LangError
 from .options import GenOptions
 
@@ -29,10 +29,14 @@ class Expr:
     def __radd__(self, other: Expr | str) -> Concat:
         return Concat((*flatten(other), *flatten(self)))
 
-    def __format__(self, spec: str) -> str:
+    def __str__(self) -> str:
         raise LangError(
-            f"{_named(self)} stands inside an f-string, which would turn it into text. Append it with + instead."
+            f"{_named(self)} stands inside an f-string, str() or %, which would turn it into text. "
+            "Append it with + instead."
         )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ def flatten(expr: Expr | str) -> Iterator[Op]:
     """
     match expr:
         case str():
-            yield Text(expr)
+            yield Text(characters(expr, "the text"))
         case Concat(ops):
             yield from ops
         case Text() | RoleBegin() | RoleEnd() | Var() | Gen() | Select():

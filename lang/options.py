@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import checks
+from .errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,3 +67,22 @@ def checked_options(call: str, given: Mapping[str, object]) -> GenOptions:
     """
     kept = {name: _CHECKS[name](value, f"{call}: {name}") for name, value in given.items() if value is not None}
     return GenOptions(**kept)
+
+
+def checked_defaults(call: str, given: object) -> GenOptions:
+    """The options that `call` sets for all gens, every name and value checked.
+
+    Raises:
+        OptionError: it is no dict, names what is no default, or has a value its option cannot have.
+    """
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{call} must be a dict of options, got {checks.shown(given)}.")
+    for name in given:
+        if name not in DEFAULT_NAMES:
+            if name in OPTION_NAMES:
+                said = [f"{name} says what one gen is, so it belongs to its call."]
+            else:
+                said = [f"there is no option {name}.", checks.did_you_mean(str(name), DEFAULT_NAMES)]
+            known = f"Known: {', '.join(DEFAULT_NAMES)}."
+            raise OptionError(f"{call}: {' '.join(filter(None, [*said, known]))}")
+    return checked_options(call, given)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from .errors import EngineError, RequestError
+from .messages import nearest, shown
 from .policies import EVICTION, SCHEDULING, AdmissionOrder, EvictionOrder
 
 MEMORY_SHARE = 0.3
@@ -54,10 +55,18 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("num_slots", "page_size", "max_step_tokens", "max_running", "context_length"):
             value = getattr(self, name)
-            if value in (None, "auto"):
+            if (name == "num_slots" and value == "auto") or (name == "context_length" and value is None):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise RequestError(f"Engine: {name} must be a positive integer, got {value!r}.")
+                raise RequestError(f"Engine: {name} must be a positive integer, got {shown(value)}.")
+        if self.device is not None and not isinstance(self.device, str | torch.device):
+            raise RequestError(
+                f'Engine: device must be a name like "cpu" or "cuda:0", or None, got {shown(self.device)}.'
+            )
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+            raise RequestError(f"Engine: seed must be a whole number, or None, got {shown(self.seed)}.")
+        if self.disk_cache_path is not None and not isinstance(self.disk_cache_path, str | os.PathLike):
+            raise RequestError(f"Engine: disk_cache_path must be a path, or None, got {shown(self.disk_cache_path)}.")
         if self.max_running > self.max_step_tokens:
             raise RequestError(
                 f"Engine: max_running ({self.max_running}) must not exceed max_step_tokens ({self.max_step_tokens}): "
@@ -65,22 +74,24 @@ class EngineConfig:
             )
         for name, known in (("policy", SCHEDULING), ("eviction", tuple(EVICTION))):
             value = getattr(self, name)
-            if not callable(value) and value not in known:
-                raise RequestError(f"Engine: {name} must be one of {', '.join(known)}, or a function, got {value!r}.")
+            if not callable(value) and not (isinstance(value, str) and value in known):
+                raise RequestError(
+                    f"Engine: {name} must be one of {', '.join(known)}, or a function, got {shown(value)}."
+                )
         if self.num_slots != "auto" and self.num_slots % self.page_size:
             size = self.page_size
             raise RequestError(f"Engine: num_slots must be a multiple of page_size ({size}), got {self.num_slots}.")
         for name in ("host_cache_bytes", "disk_cache_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise RequestError(f"Engine: {name} must be 0 or a number of bytes, got {value!r}.")
+                raise RequestError(f"Engine: {name} must be 0 or a number of bytes, got {shown(value)}.")
         if bool(self.disk_cache_bytes) != (self.disk_cache_path is not None):
             raise RequestError(
                 f"Engine: disk_cache_bytes ({self.disk_cache_bytes}) and disk_cache_path ({self.disk_cache_path!r}) "
                 "go together: give both, or neither."
             )
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise RequestError(f"Engine: dtype must be auto, float32, bfloat16 or float16, got {self.dtype!r}.")
+        if not isinstance(self.dtype, str) or self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise RequestError(f"Engine: dtype must be auto, float32, bfloat16 or float16, got {shown(self.dtype)}.")
 
     def torch_device(self) -> torch.device:
         """The device, checked to be there."""
@@ -97,6 +108,46 @@ class EngineConfig:
             dtype: torch.dtype = getattr(torch, self.dtype)
             return dtype
         return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def engine_config(**options: Any) -> EngineConfig:
+    """The options of an engine, by name.
+
+    Raises:
+        RequestError: there is no such option, or it has a value it cannot have.
+    """
+    known = EngineConfig.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise RequestError(f"Engine: there is no option {name}. {nearest(name, known)}")
+    return EngineConfig(**options)
+
+
+def check_memory(num_slots: int, slot_bytes: int, device: torch.device) -> None:
+    """Refuse a cache that the device cannot hold even with nothing else on it.
+
+    Args:
+        slot_bytes: bytes of one token's keys and values in all layers.
+
+    Raises:
+        RequestError: it is larger than all of the device's memory.
+    """
+    wanted, total = num_slots * slot_bytes, _total_bytes(device)
+    if wanted > total:
+        raise RequestError(
+            f"Engine: num_slots {num_slots:,} needs {_gib(wanted)} for keys and values, and {device} has "
+            f'{_gib(total)}, {_gib(_free_bytes(device))} of it free. Lower num_slots, or leave it at "auto".'
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):,.1f} GiB"
+
+
+def _total_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def auto_num_slots(slot_bytes: int, context_length: int, device: torch.device) -> int:

@@ -26,7 +26,7 @@ from . import saved
 from .attention import Attention
 from .attention.cpu import CpuAttention, is_available
 from .attention.reference import ReferenceAttention
-from .config import EngineConfig, auto_num_slots
+from .config import auto_num_slots, check_memory, engine_config
 from .constrain import Compiler, Constraint
 from .constrain.vocab import Vocab
 from .drawing import as_dot
@@ -36,7 +36,7 @@ from .loop import Ask, Cancel, StepLoop, Submit
 from .model import Model
 from .model.load import load_model
 from .models import resolve
-from .params import GenerateParams
+from .params import GenerateParams, generate_params
 from .policies import EVICTION
 from .request import Delta, Request, Result
 from .sampling import SamplingParams
@@ -114,11 +114,7 @@ class Engine:
             ModelNotFound, WeightsError: there is no such model, or it cannot be run; nothing was started.
             RequestError: an option has a value it cannot have.
         """
-        try:
-            self.config = EngineConfig(**options)
-        except TypeError as error:
-            known = ", ".join(EngineConfig.__dataclass_fields__)
-            raise RequestError(f"Engine: {str(error).partition('() ')[2]}. Its options: {known}.") from None
+        self.config = engine_config(**options)
         device = self.config.torch_device()
         folder = resolve(model)
         self.name = str(model)
@@ -137,6 +133,7 @@ class Engine:
         if wanted == "auto":
             wanted = auto_num_slots(slot_bytes, self.context_length, device) // page_size * page_size
         self.num_slots = wanted
+        check_memory(wanted, slot_bytes, device)
         self._pool = pool = KVPool(self.num_slots, net.specs, net.dtype, device, page_size)
         self._cached_for = saved.fingerprint(
             saved.weights_fingerprint(folder), self.tokenizer.fingerprint, net.specs, net.dtype, page_size
@@ -198,7 +195,7 @@ class Engine:
         waits: list[Future[Result]] = [Future() for _ in range(n or 1)]
         handle = self.start(
             self.prompt_tokens(prompt),
-            GenerateParams(**params),
+            generate_params(**params),
             n=n or 1,
             on_done=lambda sample, result: _settle(waits[sample], result),
         )
@@ -240,7 +237,8 @@ class Engine:
         """
         tokens = self.prompt_tokens(prompt)
         if len(tokens) >= self.num_slots:
-            raise OutOfSlots(wanted=len(tokens) + 1, free=self.num_slots, total=self.num_slots, who="pin()")
+            size = self.num_slots
+            raise OutOfSlots(wanted=len(tokens) + 1, free=size, total=size, who="pin()", prompt_alone=True)
         wait: Future[Result] = Future()
         handle = self.start(
             tokens,
@@ -458,7 +456,7 @@ class Engine:
                 "one of them for the answer. Shorten the prompt."
             )
         if len(prompt) > self.num_slots:
-            raise OutOfSlots(wanted=len(prompt), free=self.num_slots, total=self.num_slots)
+            raise OutOfSlots(wanted=len(prompt), free=self.num_slots, total=self.num_slots, prompt_alone=True)
 
 
 class _Gather:

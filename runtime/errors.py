@@ -26,12 +26,25 @@ class EngineClosed(EngineError):
 class OutOfSlots(EngineError):
     """A request needs more slots than there can ever be for it; nothing was allocated."""
 
-    def __init__(self, *, wanted: int, free: int, evictable: int = 0, total: int | None = None, who: str = "") -> None:
-        """`who` is the request that asks, `total` the size of the pool, as far as they are known."""
+    def __init__(
+        self,
+        *,
+        wanted: int,
+        free: int,
+        evictable: int = 0,
+        total: int | None = None,
+        who: str = "",
+        prompt_alone: bool = False,
+    ) -> None:
+        """`who` is the request that asks, `total` the size of the pool, as far as they are known.
+
+        `prompt_alone`: no answer, however short, would make the prompt fit.
+        """
+        remedy = "shorten the prompt" if prompt_alone else "lower max_tokens"
         have = f"{free} are free" + (f" and {evictable} evictable" if evictable else "")
         pool = f" ({total})" if total is not None else ""
         super().__init__(
-            f"{who or 'the request'} needs {wanted} slots, {have}. Raise num_slots{pool} or lower max_tokens."
+            f"{who or 'the request'} needs {wanted} slots, {have}. Raise num_slots{pool} or {remedy}."
         )
         self.wanted = wanted
         self.free = free

@@ -25,9 +25,16 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from .errors import ModelNotFound, WeightsError
+from .messages import shortened, shown
 
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 NOT_HUB_FILES = ["*/*", "consolidated*"]  # other formats of the same weights
+JSON_FILES = ["config.json", "generation_config.json", "tokenizer_config.json"]
+"""Those of a model's folder that are read here or by transformers; all but the first may be missing."""
+
+MOST_HEADER_BYTES = 100_000_000
+"""Of a safetensors file, as its format has it."""
+
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt"]
 HUB_TIMEOUT_S = 5.0
 ABANDONED_AFTER_S = 24 * 3600.0
@@ -72,16 +79,30 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
         ModelNotFound: there is no such model, or it cannot be fetched now.
         WeightsError: its files are incomplete.
     """
-    name = os.fspath(name_or_path)
-    folder = Path(name).expanduser()
-    if isinstance(name_or_path, str) and name in KNOWN and not (folder / "config.json").is_file():
+    name = os.fspath(name_or_path) if isinstance(name_or_path, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise ModelNotFound(
+            f"a model is a known name ({', '.join(KNOWN)}), a folder, or a hub repository as 'org/name', "
+            f"got {shown(name_or_path)}."
+        )
+    folder = _folder_named(name)
+    if isinstance(name_or_path, str) and name in KNOWN and not (folder and (folder / "config.json").is_file()):
         return fetch(name)
-    if folder.exists():
+    if folder is not None:
         check_folder(folder)
         return folder
     if isinstance(name_or_path, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         return _from_hub(name)
     raise ModelNotFound(_unknown(name))
+
+
+def _folder_named(name: str) -> Path | None:
+    """What is at the path `name`, if anything is."""
+    try:
+        folder = Path(name).expanduser()
+        return folder if name and folder.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, not a path, or the home of a user there is not
+        return None
 
 
 def listings() -> list[Listing]:
@@ -135,7 +156,7 @@ def check_folder(folder: Path) -> None:
 
     Raises:
         ModelNotFound: it is something else, or has no safetensors.
-        WeightsError: a weight file is missing or cut short.
+        WeightsError: a file of it is missing, cut short, or not what its name says.
     """
     if folder.suffix == ".gguf" or (any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))):
         raise ModelNotFound(f"{folder} is GGUF, which cannot be loaded yet; get the model as safetensors.")
@@ -143,6 +164,8 @@ def check_folder(folder: Path) -> None:
         raise ModelNotFound(f"{folder} is a file; give the folder that holds config.json and the weights.")
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"{folder} has no config.json, so it is not a model's folder.")
+    for name in JSON_FILES:
+        read_json(folder / name)
     for file in _weight_files(folder):
         _check_whole(file)
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
@@ -151,10 +174,9 @@ def check_folder(folder: Path) -> None:
 
 def _weight_files(folder: Path) -> list[Path]:
     """The weight files of a model: those its index names, or the only one."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return [folder / file for file in sorted(set(weight_map.values()))]
+    index = weight_map(folder)
+    if index is not None:
+        return [folder / file for file in sorted(set(index.values()))]
     single = folder / "model.safetensors"
     if single.is_file():
         return [single]
@@ -166,6 +188,34 @@ def _weight_files(folder: Path) -> list[Path]:
     raise ModelNotFound(f"{folder} has no model.safetensors (or model.safetensors.index.json).")
 
 
+def weight_map(folder: Path) -> dict[str, str] | None:
+    """Which file each tensor is in, if the folder has an index that says so."""
+    file = folder / "model.safetensors.index.json"
+    if not file.is_file():
+        return None
+    index: object = read_json(file).get("weight_map")
+    if not isinstance(index, dict) or not index or not all(isinstance(name, str) for name in index.values()):
+        raise WeightsError(f'{file} has no "weight_map" from tensors to files. Fetch it again.')
+    return index
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in `file`; {} if there is no such file.
+
+    Raises:
+        WeightsError: it holds something else, or is cut short.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        content: object = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{file} is not JSON, or cut short ({error}). Fetch it again.") from error
+    if not isinstance(content, dict):
+        raise WeightsError(f"{file} must hold a JSON object, not a {type(content).__name__}. Fetch it again.")
+    return content
+
+
 def _check_whole(file: Path) -> None:
     """Compare a safetensors file's length with what its header says: 8 bytes, the header, the tensors."""
     if not file.is_file():
@@ -173,15 +223,20 @@ def _check_whole(file: Path) -> None:
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_size = int.from_bytes(stream.read(8), "little")
-        header = stream.read(header_size) if header_size <= size else b""
+        header = stream.read(header_size) if header_size <= MOST_HEADER_BYTES else b""
+    if size < 8 or (len(header) < header_size <= MOST_HEADER_BYTES):
+        raise WeightsError(
+            f"{file} is cut short: {size:,} of an unknown number of bytes. Delete it and fetch the model again."
+        )
     try:
-        tensors: dict[str, Any] = json.loads(header)
-    except ValueError:
-        tensors = {}
-    ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
-    if not ends or size < 8 + header_size + max(ends):
-        expected = f"{8 + header_size + max(ends):,}" if ends else "an unknown number of"
-        raise WeightsError(f"{file} is cut short: {size:,} of {expected} bytes. Delete it and fetch the model again.")
+        entries = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+        whole = 8 + header_size + max(int(entry["data_offsets"][1]) for entry in entries)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise WeightsError(
+            f"{file} does not begin with the header of a safetensors file. Delete it and fetch the model again."
+        ) from error
+    if size < whole:
+        raise WeightsError(f"{file} is cut short: {size:,} of {whole:,} bytes. Delete it and fetch the model again.")
 
 
 def _is_whole(folder: Path) -> bool:
@@ -232,7 +287,7 @@ def _unknown(name: str) -> str:
     close = difflib.get_close_matches(name.lower(), KNOWN, n=3, cutoff=0.4)
     meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     return (
-        f"there is no folder {name!r} here, and no known model of that name.{meant} "
+        f"there is no folder {shortened(repr(name), 200)} here, and no known model of that name.{meant} "
         f"Known: {', '.join(KNOWN)}; or give a model's folder, or a hub repository as 'org/name'."
     )
 

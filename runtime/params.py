@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from .constrain import Choices, Regex
 from .errors import RequestError
+from .messages import nearest, shown
+
+_KINDS: tuple[tuple[str, Any, str, bool], ...] = (
+    ("max_tokens", int, "a whole number", False),
+    ("temperature", int | float, "a number", False),
+    ("top_p", int | float, "a number", False),
+    ("top_k", int, "a whole number", True),
+    ("seed", int, "a whole number", True),
+    ("ignore_eos", bool, "True or False", False),
+    ("regex", str, "a string", True),
+    ("cache_salt", str, "a string", True),
+    ("priority", int, "a whole number", False),
+    ("routing_key", str, "a string", True),
+    ("timeout_s", int | float, "a number", True),
+)
+"""Each option with the types it may have, how a message calls them, and whether it may be None."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,22 +58,62 @@ class GenerateParams:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.max_tokens >= 1:
+        for name, types, kind, optional in _KINDS:
+            value = getattr(self, name)
+            fits = isinstance(value, types) and isinstance(value, bool) == (types is bool)
+            if not fits and not (optional and value is None):
+                raise RequestError(f"{name} must be {kind}{', or None' if optional else ''}, got {shown(value)}.")
+        if self.max_tokens < 1:
             raise RequestError(
-                f"max_tokens must be at least 1, got {self.max_tokens!r}. To score given text, use score()."
+                f"max_tokens must be at least 1, got {self.max_tokens}. To score given text, use score()."
             )
         if not 0 <= self.temperature < float("inf"):
-            raise RequestError(f"temperature must be 0 or more, got {self.temperature!r}.")
+            raise RequestError(f"temperature must be 0 or more, got {self.temperature}.")
         if not 0 < self.top_p <= 1:
-            raise RequestError(f"top_p must be in (0, 1], got {self.top_p!r}.")
-        if self.top_k is not None and not self.top_k >= 1:
-            raise RequestError(f"top_k must be at least 1, got {self.top_k!r}; None turns it off.")
+            raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise RequestError(f"top_k must be at least 1, got {self.top_k}; None turns it off.")
         if self.timeout_s is not None and not self.timeout_s > 0:
-            raise RequestError(f"timeout_s must be more than 0, got {self.timeout_s!r}.")
+            raise RequestError(f"timeout_s must be more than 0, got {self.timeout_s}.")
+        self._settle_strings()
         if self.regex is not None and self.choices is not None:
             raise RequestError("regex and choices exclude each other.")
+
+    def _settle_strings(self) -> None:
+        """Lists become tuples; one stop string, or none, is a tuple, too."""
+        stop: object = self.stop
+        given = () if stop is None else (stop,) if isinstance(stop, str) else stop
+        object.__setattr__(self, "stop", _strings("stop", given))
+        if self.choices is not None:
+            object.__setattr__(self, "choices", _strings("choices", self.choices))
+            if not self.choices:
+                raise RequestError("choices must be at least one string, got none. None turns it off.")
 
     def constraint(self) -> Regex | Choices | None:
         if self.regex is not None:
             return Regex(self.regex)
-        return Choices(tuple(self.choices)) if self.choices is not None else None
+        return Choices(self.choices) if self.choices is not None else None
+
+
+def generate_params(**given: Any) -> GenerateParams:
+    """The options of one generation, by name.
+
+    Raises:
+        RequestError: there is no such option, or it has a value it cannot have.
+    """
+    known = GenerateParams.__dataclass_fields__
+    for name in given:
+        if name not in known:
+            raise RequestError(f"there is no option {name}. {nearest(name, known)}")
+    return GenerateParams(**given)
+
+
+def _strings(name: str, given: object) -> tuple[str, ...]:
+    """The strings of a list, tuple or other collection that is not a string itself."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise RequestError(f"{name} must be a list of strings, got {shown(given)}.")
+    strings = tuple(given)
+    for index, string in enumerate(strings):
+        if not isinstance(string, str):
+            raise RequestError(f"{name}[{index}] must be a string, got {shown(string)}.")
+    return strings

@@ -137,12 +137,11 @@ class Scheduler:
         """Start a waiting request, if there is room for its prompt beside what those that run will still need."""
         tree = self.tree
         found = tree.match(request.tokens[: self._target(request, draft)], tree.root(request.namespace))
+        room = tree.pool.num_free + tree.evictable - tree.evictable_on(found)
+        if self.running and request.end - found.length + self._still_needed() > room:
+            return False
         request.node = tree.lock(found, priority=request.priority)
         request.computed = found.length
-        room = tree.pool.num_free + tree.evictable
-        if self.running and request.end - found.length + self._still_needed() > room:
-            self._release(request)
-            return False
         if self.tiers is not None:
             self._restore(request, self._target(request, draft), self.tiers)
         if request.hit_len is None:

@@ -17,7 +17,7 @@ class Stats:
     """Counters since the engine was made, and the state of its slots and queues at one moment.
 
     prompt_tokens: tokens of all prompts, each request's in full.
-    hit_tokens: those of them that were in the tree when the request was admitted, or came there in the same step.
+    hit_tokens: those of them that were in the tree when the request was admitted, or came back from a tier.
     computed_tokens: rows of forward passes that computed a token for the first time.
     repeated_rows: rows computed again, for their logits only.
     generated_tokens: tokens sampled.

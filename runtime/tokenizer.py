@@ -19,6 +19,9 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from .errors import EngineError, ModelNotFound, RequestError
+from .messages import shortened
+from .model.configuration import read_config
+from .models import read_json
 from .text import Detokenizer
 
 WORD_START = "\u2581"  # what SentencePiece writes for a space
@@ -58,10 +61,10 @@ class Tokenizer:
         self.chat_template = _chat_template(model.chat_template)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
 
-        config = _read_json(folder / "config.json")
+        config = read_json(folder / "config.json")
         config = {**config, **config.get("text_config", {})}
         self.vocab_size: int = config.get("vocab_size") or len(model)
-        named = (_read_json(folder / "generation_config.json"), config, {"eos_token_id": model.eos_token_id})
+        named = (read_json(folder / "generation_config.json"), config, {"eos_token_id": model.eos_token_id})
         self.eos_ids = frozenset(token for source in named for token in _as_ids(source.get("eos_token_id")))
 
         added = spec["added_tokens"]
@@ -125,9 +128,13 @@ def _load(folder: Path) -> Any:
     """The model's own tokenizer, as transformers reads it: odd models have their rules there."""
     try:
         model = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # what is wrong with a folder is raised as whatever it caused in there
+        if (folder / "config.json").is_file():
+            read_config(folder)  # transformers looks for the kind of tokenizer in it: it may be what is wrong
+        read_json(folder / "tokenizer.json")
+        reason = shortened(" ".join(str(error).split()) or type(error).__name__, 200)
         raise ModelNotFound(
-            f"{folder}: no tokenizer can be loaded ({error}). A model folder needs tokenizer.json, or tokenizer.model "
+            f"{folder}: no tokenizer can be loaded ({reason}). A model folder needs tokenizer.json, or tokenizer.model "
             "with what transformers asks for to read it."
         ) from error
     if not getattr(model, "is_fast", False):
@@ -175,13 +182,6 @@ def _cut(text: str, lookalikes: re.Pattern[str] | None) -> list[str]:
 
 def _chat_template(template: str | dict[str, str] | None) -> str | None:
     return template.get("default") if isinstance(template, dict) else template
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
 
 
 def _as_ids(value: int | Sequence[int] | None) -> Sequence[int]:

@@ -144,6 +144,11 @@ class RadixTree:
                 break
         return Match(node, used, length)
 
+    def evictable_on(self, found: Match) -> int:
+        """How many slots of the path to `found` nothing keeps: what a lock on it would protect."""
+        unkept = sum(len(node) for node in found.node.path() if node.kept_by == "evictable")
+        return unkept - (len(found.node) - found.used) if found.node.kept_by == "evictable" else unkept
+
     def lock(self, found: Match, held: Node | None = None, priority: int = 0) -> Node:
         """Lock the path to `found`, splitting its node if it ends inside; returns the node that ends there.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,15 +16,18 @@ from typing import Protocol, TypeAlias, assert_never
 
 import torch
 
-from ..errors import ConstraintError, EngineClosed
+from ..errors import EngineClosed
+from .choices import compile_choices
 from .estimate import Budget
-from .outlines import compile_regex
-from .pattern import escape
+from .outlines import build, plan
 from .vocab import Vocab
 
 __all__ = ["Budget", "Choices", "Compiler", "Constraint", "Regex", "Spec", "State", "Vocab"]
 
 MAX_ENTRIES = 4096
+
+QUICK_S = 0.1
+"""What is estimated to take longer waits in a line of its own, so that nothing small waits behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,9 @@ class Constraint(Protocol):
 
 
 class Compiler:
-    """Compiles on a thread of its own; every specification once, as long as its constraint is kept.
+    """Compiles on two threads of its own; every specification once, as long as its constraint is kept.
 
+    One thread looks at what comes and compiles what is small; the other compiles what is large, in order.
     Failures are kept too. Constraints are dropped, least recently asked for first, when together they
     hold more than `max_bytes`; those in use live on, and the newest is always kept.
     """
@@ -102,7 +107,8 @@ class Compiler:
         self._lock = threading.Lock()
         self._closed = False
         self._compiled: OrderedDict[Spec, Future[Constraint]] = OrderedDict()
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="branchwise-compile")
+        self._small = ThreadPoolExecutor(max_workers=1, thread_name_prefix="branchwise-compile")
+        self._large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="branchwise-compile-large")
 
     def compile(self, spec: Spec) -> Future[Constraint]:
         """The constraint for `spec`, soon; it cannot be cancelled, as others may wait for it.
@@ -116,7 +122,7 @@ class Compiler:
                 future: Future[Constraint] = Future()
                 future.set_running_or_notify_cancel()
                 self._compiled[spec] = future
-                self._pool.submit(self._run, spec, future)
+                self._small.submit(self._answer, future, lambda: self._begin(spec, future))
             self._compiled.move_to_end(spec)
             return self._compiled[spec]
 
@@ -124,18 +130,37 @@ class Compiler:
         """Give up what is waiting; a compilation that has begun ends by itself."""
         with self._lock:
             self._closed = True
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._small.shutdown(wait=False, cancel_futures=True)
+            self._large.shutdown(wait=False, cancel_futures=True)
             futures = list(self._compiled.values())
             self._compiled.clear()
         for future in futures:
             _settle(future, EngineClosed("the compiler was closed before the constraint was compiled."))
 
-    def _run(self, spec: Spec, future: Future[Constraint]) -> None:
-        result: Constraint | BaseException
+    def _begin(self, spec: Spec, future: Future[Constraint]) -> Constraint | None:
+        """Compile `spec` if that is quick; otherwise leave it to the other thread and return None."""
+        match spec:
+            case Choices(texts):
+                return compile_choices(texts, self.vocab)
+            case Regex(pattern):
+                planned = plan(pattern, self.vocab, self._budget)
+            case _:
+                assert_never(spec)
+        if planned.size.seconds <= QUICK_S:
+            return build(planned, self.vocab)
+        with self._lock:
+            if not self._closed:
+                self._large.submit(self._answer, future, lambda: build(planned, self.vocab))
+        return None
+
+    def _answer(self, future: Future[Constraint], compile_it: Callable[[], Constraint | None]) -> None:
+        result: Constraint | BaseException | None
         try:
-            result = _compile(spec, self.vocab, self._budget)
+            result = compile_it()
         except BaseException as error:  # whatever it is, it belongs to those who wait for this constraint
             result = error
+        if result is None:  # another thread will answer
+            return
         _settle(future, result)
         with self._lock:
             self._evict()
@@ -161,19 +186,3 @@ def _settle(future: Future[Constraint], result: Constraint | BaseException) -> N
 
 def _held(future: Future[Constraint]) -> int:
     return 0 if future.exception() else future.result().nbytes
-
-
-def _compile(spec: Spec, vocab: Vocab, budget: Budget) -> Constraint:
-    match spec:
-        case Regex(pattern):
-            return compile_regex(pattern, vocab, budget)
-        case Choices(texts):
-            if not texts:
-                raise ConstraintError("there are no choices to choose from.")
-            for text in texts:
-                if not vocab.can_spell(text):
-                    raise ConstraintError(f"this vocabulary cannot spell the choice {text!r}.")
-            longest_first = sorted(set(texts), key=len, reverse=True)
-            return compile_regex("|".join(map(escape, longest_first)), vocab, budget)
-        case _:
-            assert_never(spec)

@@ -1,4 +1,4 @@
-r"""Regexes and choices on outlines-core, compiled inside a fence.
+r"""Regexes on outlines-core, compiled inside a fence.
 
 The library's automaton prefers one alternative to another wherever a match can end, and loses the way
 on from an ending that is optional: compiled as it stands, `(yes|no)?` would never say yes. So no match
@@ -18,11 +18,19 @@ import torch
 from outlines_core import Guide, Index
 
 from ..errors import ConstraintError
-from .estimate import BYTES_PER_EDGE, Budget, estimate
-from .pattern import parse
+from ..messages import shortened
+from .automaton import MAX_ROWS_BYTES, Row, Walk, row_of
+from .estimate import BYTES_PER_EDGE, Budget, Estimate, estimate
+from .pattern import Pattern, parse
 from .vocab import Vocab
 
-MAX_ROWS_BYTES = 64 << 20
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A pattern that can be compiled, and how large its automaton will be at most."""
+
+    pattern: Pattern
+    size: Estimate
 
 
 def compile_regex(pattern: str, vocab: Vocab, budget: Budget) -> OutlinesConstraint:
@@ -31,28 +39,38 @@ def compile_regex(pattern: str, vocab: Vocab, budget: Budget) -> OutlinesConstra
     Raises:
         ConstraintError: the pattern is not of the syntax, is over budget, or cannot be spelled.
     """
+    return build(plan(pattern, vocab, budget), vocab)
+
+
+def plan(pattern: str, vocab: Vocab, budget: Budget) -> Plan:
+    """Read `pattern` and count its automaton; takes a fraction of what compiling it does.
+
+    Raises:
+        ConstraintError: the pattern is not of the syntax, or over budget.
+    """
     parsed = parse(pattern)
-    size = estimate(parsed.tree, vocab, budget)
+    return Plan(parsed, estimate(parsed.tree, vocab, budget))
+
+
+def build(planned: Plan, vocab: Vocab) -> OutlinesConstraint:
+    """Compile what was planned.
+
+    Raises:
+        ConstraintError: `vocab` cannot spell the pattern.
+    """
+    fenced = planned.pattern.fenced
     try:
-        index = Index(parsed.fenced, vocab.fenced)
+        index = Index(fenced, vocab.fenced)
     except ValueError as error:
         if "incompatible" not in str(error):
-            raise ConstraintError(f"the pattern cannot be compiled: {error}") from error
+            reason = shortened(" ".join(str(error).split()), 200)
+            raise ConstraintError(f"the pattern cannot be compiled: {reason}") from error
         raise ConstraintError(
             "this vocabulary cannot spell the pattern: somewhere in it no token leads on to a complete text."
         ) from error
     start = index.get_next_state(index.get_initial_state(), vocab.opening)
-    assert start is not None, parsed.fenced
-    return OutlinesConstraint(index, start, vocab, size.edges * BYTES_PER_EDGE)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What is allowed in one state of the automaton."""
-
-    mask: torch.Tensor  # [vocab_size] bool, end tokens included; shared and read-only
-    is_complete: bool
-    is_finished: bool
+    assert start is not None, fenced
+    return OutlinesConstraint(index, start, vocab, planned.size.edges * BYTES_PER_EDGE)
 
 
 class OutlinesConstraint:
@@ -68,7 +86,7 @@ class OutlinesConstraint:
     def __init__(self, index: Index, start: int, vocab: Vocab, index_nbytes: int) -> None:
         self.vocab = vocab
         self._index = index
-        self._start = start
+        self.first = start
         self._index_nbytes = index_nbytes
         self._reached_by: dict[int, tuple[int, int]] = {}  # a place -> the one before it, and the token between
         self._rows: dict[int, Row] = {}
@@ -84,13 +102,13 @@ class OutlinesConstraint:
     def _num_words(self) -> int:
         return self.vocab.closing // 32 + 1
 
-    def start(self) -> OutlinesState:
-        return OutlinesState(self, self._start)
+    def start(self) -> Walk:
+        return Walk(self, self.first)
 
     def next(self, place: int, token: int) -> int | None:
         """The place after `token`, or None where it is not allowed."""
         following: int | None = self._index.get_next_state(place, token)
-        if following is not None and following != self._start:
+        if following is not None and following != self.first:
             self._reached_by.setdefault(following, (place, token))
         return following
 
@@ -105,7 +123,7 @@ class OutlinesConstraint:
         self._guide_to(place).write_mask_into(words.data_ptr(), words.numel(), words.element_size())
         bits = words.numpy().tobytes()
         if bits not in self._rows_by_bits:
-            if (len(self._rows_by_bits) + 1) * self.vocab.size > MAX_ROWS_BYTES:  # rows are cheap to make again
+            if (len(self._rows_by_bits) + 1) * self.vocab.size > MAX_ROWS_BYTES:
                 self._rows.clear()
                 self._rows_by_bits.clear()
             closing = self.vocab.closing
@@ -115,7 +133,7 @@ class OutlinesConstraint:
 
     def _guide_to(self, place: int) -> Guide:
         path = []
-        while place != self._start:
+        while place != self.first:
             place, token = self._reached_by[place]
             path.append(token)
         guide = Guide(self._index, max_rollback=1)
@@ -126,49 +144,4 @@ class OutlinesConstraint:
     def _unpack(self, words: torch.Tensor, *, is_complete: bool) -> Row:
         """The row of a mask of one bit an id, [ceil(ids / 32)] int32."""
         bits = words.view(torch.uint8).unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1
-        mask = bits.flatten()[: self.vocab.size].bool()
-        is_finished = is_complete and not mask.any()
-        if is_complete:
-            mask[list(self.vocab.eos_ids)] = True
-        return Row(mask, is_complete, is_finished)
-
-
-class OutlinesState:
-    """One sequence's place; after an end token it stays at the end."""
-
-    __slots__ = ("_constraint", "_ended", "_place")
-
-    def __init__(self, constraint: OutlinesConstraint, place: int, *, ended: bool = False) -> None:
-        self._constraint = constraint
-        self._place = place
-        self._ended = ended
-
-    @property
-    def _row(self) -> Row:
-        return self._constraint.ended if self._ended else self._constraint.row(self._place)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._row.is_complete
-
-    @property
-    def is_finished(self) -> bool:
-        return self._row.is_finished
-
-    def mask(self) -> torch.Tensor:
-        return self._row.mask
-
-    def advance(self, token: int) -> bool:
-        if token in self._constraint.vocab.eos_ids:
-            self._ended = self._ended or self.is_complete
-            return self._ended
-        if self._ended or not 0 <= token < self._constraint.vocab.size:
-            return False
-        following = self._constraint.next(self._place, token)
-        if following is None:
-            return False
-        self._place = following
-        return True
-
-    def fork(self) -> OutlinesState:
-        return OutlinesState(self._constraint, self._place, ended=self._ended)
+        return row_of(bits.flatten()[: self.vocab.size].bool(), self.vocab, is_complete=is_complete)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
 from ..errors import ConstraintError
+from ..messages import shortened, shown
 from . import charset
 from .charset import Charset
 
 FENCE = ("\U0010fffe", "\U0010ffff")
 _NO_FENCE = r"\x{10FFFE}\x{10FFFF}"
 MAX_NESTING = 100
-_META = frozenset(r"\.+*?()|[]{}^$#&-~")
 
 _REPEAT = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
 _OPENING = re.compile(r"\((?:\?(?:P?<[^>=!]+>|(?P<flags>[isu]*(?:-[is]+)?)(?P<end>[:)])))?")
@@ -74,11 +74,6 @@ def parse(pattern: str) -> Pattern:
     return _Parser(pattern).parse()
 
 
-def escape(text: str) -> str:
-    """A pattern for `text` alone."""
-    return "".join(f"\\{char}" if char in _META else char for char in text)
-
-
 @dataclass(slots=True)
 class _Parser:
     """Reads left to right: `at` is the next character, `out` the fenced spelling of those before it."""
@@ -93,11 +88,14 @@ class _Parser:
     def parse(self) -> Pattern:
         tree = self.either()
         if self.at < len(self.pattern):
-            self.refuse("a ) that closes no group")
+            self.wrong(f"the ) at position {self.at} closes no group")
         return Pattern(tree, f"{FENCE[0]}(?:{''.join(self.out)}){FENCE[1]}")
 
     def refuse(self, what: str) -> NoReturn:
-        raise ConstraintError(f"{what} at position {self.at} of the pattern is not supported.")
+        raise ConstraintError(f"{shortened(what)} at position {self.at} of the pattern is not supported.")
+
+    def wrong(self, what: str) -> NoReturn:
+        raise ConstraintError(f"the pattern {shown(self.pattern)} cannot be read: {what}.")
 
     def ahead(self, *texts: str) -> bool:
         return self.pattern.startswith(texts, self.at)
@@ -105,7 +103,7 @@ class _Parser:
     def take(self, length: int, new: str | None = None) -> str:
         """Move past `length` characters, writing them, or `new` in their place."""
         if self.at + length > len(self.pattern):
-            self.refuse("the end")
+            self.wrong("it ends too early")
         taken = self.pattern[self.at : self.at + length]
         self.at += length
         self.out.append(taken if new is None else new)
@@ -158,15 +156,16 @@ class _Parser:
         if self.ahead("^", "$"):
             self.refuse("the anchor")
         if self.ahead("*", "+", "?", "{"):
-            self.refuse("a quantifier of nothing")
+            self.wrong(f"the {self.pattern[self.at]} at position {self.at} has nothing to repeat")
         if self.ahead("\\") and self.pattern[self.at + 1 : self.at + 2] in tuple("dDsSwWpP"):
             return self.wrapped(self.escape)
         char = self.char()
         if not charset.intersect(char, charset.EVERYTHING):
-            self.refuse(f"the character U+{char[0][0]:04X}, ending")
+            self.wrong(f"no text can hold the character U+{char[0][0]:04X}, which ends at position {self.at}")
         return OneOf(self.cased(char))
 
     def group(self) -> Node:
+        opened = self.at
         found = _OPENING.match(self.pattern, self.at)
         if not found or self.pattern.startswith("?", found.end()):
             self.refuse("the group")
@@ -183,7 +182,7 @@ class _Parser:
         inside = self.either()
         self.depth -= 1
         if not self.ahead(")"):
-            self.refuse("a group that is never closed, ending")
+            self.wrong(f"the group opened at position {opened} is never closed")
         self.take(1)
         self.ignore_case, self.dot_is_all = outside
         return inside
@@ -191,7 +190,7 @@ class _Parser:
     def deeper(self) -> None:
         self.depth += 1
         if self.depth > MAX_NESTING:
-            self.refuse(f"more than {MAX_NESTING} groups or classes inside each other, the last")
+            self.wrong(f"there are more than {MAX_NESTING} groups or classes inside each other at position {self.at}")
 
     def wrapped(self, read: Callable[[], Charset]) -> Node:
         """What `read` reads, without the fence's characters."""
@@ -199,7 +198,7 @@ class _Parser:
         chars = read()
         self.out.append(f"--[{_NO_FENCE}]]")
         if not chars:
-            self.refuse("a class that no character is in, ending")
+            self.wrong(f"no character is in the class that ends at position {self.at}")
         return OneOf(chars)
 
     def cased(self, chars: Charset) -> Charset:
@@ -242,6 +241,7 @@ class _Parser:
         return charset.negate(chars) if found[0].startswith("\\P") else chars
 
     def char_class(self) -> Charset:
+        opened = self.at
         self.deeper()
         negated = self.ahead("[^")
         self.take(2 if negated else 1)
@@ -258,7 +258,7 @@ class _Parser:
                 so_far, pieces = self.combined(so_far, operator, pieces), []
                 operator = self.take(2)
             else:
-                pieces.append(self.class_piece())
+                pieces.append(self.class_piece(opened))
         chars = self.combined(so_far, operator, pieces)
         self.take(1)
         self.depth -= 1
@@ -277,19 +277,19 @@ class _Parser:
             case _:
                 return right
 
-    def class_piece(self) -> Charset:
+    def class_piece(self, opened: int) -> Charset:
         if (found := _POSIX.match(self.pattern, self.at)) and (chars := charset.POSIX.get(found[2])):
             self.take(len(found[0]))
             return charset.negate(chars) if found[1] else chars
         if self.ahead("["):
             return self.char_class()
         if self.at >= len(self.pattern):
-            self.refuse("a class that is never closed, ending")
+            self.wrong(f"the class opened at position {opened} is never closed")
         first = self.char()
         if not self.ahead("-") or self.ahead("-]", "--"):
             return charset.intersect(first, charset.EVERYTHING)
         self.take(1)
         last = self.char() if self.at < len(self.pattern) else ()
         if len(first) != 1 or len(last) != 1 or last[0][1] < first[0][0]:
-            self.refuse("a range without two characters in order, ending")
+            self.wrong(f"the range that ends at position {self.at} is not between two characters in order")
         return charset.intersect(((first[0][0], last[0][1]),), charset.EVERYTHING)

@@ -62,6 +62,11 @@ class Vocab:
                 spellings.setdefault(spelled, []).append(token)
         return spellings
 
+    @cached_property
+    def spellings_in_order(self) -> list[bytes]:
+        """The usable spellings, sorted: those that begin alike stand together."""
+        return sorted(self.spellings)
+
     def count_first_bytes(self, alphabet: int) -> list[int]:
         """How many tokens begin with each byte, of those spelled in `alphabet` alone: the bytes whose bit is set."""
         words = torch.tensor([_word(alphabet, number) for number in range(4)])
@@ -97,6 +102,8 @@ class Vocab:
             data = text.encode()
         except UnicodeEncodeError:  # half of a surrogate pair
             return False
+        if all(bytes((byte,)) in self.spellings for byte in set(data)):
+            return True
         longest = max(map(len, self.spellings), default=0)
         reached = [True] + [False] * len(data)
         for end in range(1, len(data) + 1):

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
 
 from . import Model
+from .configuration import read_config
 from .llama import LlamaModel, fits
 from .transformers import TransformersModel
 
@@ -19,10 +19,11 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Mod
     """Load the model in `folder`.
 
     Raises:
-        WeightsError: a weight is missing or misshapen, or the model keeps a state that is not keys and values.
+        WeightsError: the configuration cannot be used, a weight is missing or misshapen, or
+            the model keeps a state that is not keys and values.
     """
-    config = AutoConfig.from_pretrained(folder)
+    config = read_config(folder)
     if fits(config):
         return LlamaModel(folder, config, dtype=dtype, device=device)
     log.info("%s runs on transformers' own code, which is somewhat slower", config.model_type)
-    return TransformersModel(folder, dtype=dtype, device=device)
+    return TransformersModel(folder, config, dtype=dtype, device=device)

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from ..attention import AttnSpec
 from ..errors import WeightsError
+from ..messages import shortened
 from . import StepInput
 
 NAME = "branchwise"
@@ -28,13 +29,12 @@ RECURRENT = {"linear_attention", "mamba", "recurrent", "ssm", "conv"}
 class TransformersModel:
     """A model of transformers behind the `Model` protocol."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
-        """Load the model in `folder`.
+    def __init__(self, folder: Path, config: Any, *, dtype: torch.dtype, device: torch.device) -> None:
+        """Load the model in `folder`, whose configuration is `config`.
 
         Raises:
             WeightsError: a weight is missing or misshapen, or the model keeps a state that is not keys and values.
         """
-        config = AutoConfig.from_pretrained(folder)
         refuse_recurrent(config)
         self._model = load_weights(folder, dtype).to(device).eval()
         self.dtype, self.device = dtype, device
@@ -148,10 +148,17 @@ def load_weights(folder: Path, dtype: torch.dtype) -> Any:
             attn_implementation=NAME,
             use_safetensors=True,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are told below, all of them
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise WeightsError(f"{folder}: the weights cannot be loaded: {error}") from error
+    except KeyError as error:
+        raise WeightsError(
+            f"{folder / 'config.json'} asks for {error}, which transformers {transformers.__version__} does not know. "
+            "Update transformers, or use another model."
+        ) from error
+    except Exception as error:  # what is wrong with a folder is raised as whatever it caused in there
+        reason = shortened(" ".join(str(error).split()) or type(error).__name__, 300)
+        raise WeightsError(f"{folder}: the weights cannot be loaded: {reason}") from error
     model, info = loaded
     problems = [f"missing {name}" for name in sorted(info["missing_keys"])]
     problems += [f"{name} has shape {tuple(a)}, not {tuple(b)}" for name, a, b in sorted(info["mismatched_keys"])]

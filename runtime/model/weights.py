@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import WeightsError
+from ..models import weight_map
 
 
 class Weights:
@@ -17,12 +17,10 @@ class Weights:
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._folder, self._dtype, self._device = folder, dtype, device
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        else:
-            files = dict.fromkeys(_names(folder / "model.safetensors"), "model.safetensors")
-        self._files = files
+        index = weight_map(folder)
+        if index is None:
+            index = dict.fromkeys(_names(folder / "model.safetensors"), "model.safetensors")
+        self._files = index
         self._problems: list[str] = []
 
     def __contains__(self, name: str) -> bool:
@@ -33,8 +31,7 @@ class Weights:
         if name not in self._files:
             self._problems.append(f"missing {name}")
             return torch.zeros(shape)
-        with safe_open(self._folder / self._files[name], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
+        tensor = _tensor(self._folder / self._files[name], name)
         if tensor.shape != shape:
             self._problems.append(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
             return torch.zeros(shape)
@@ -54,5 +51,21 @@ class Weights:
 
 
 def _names(file: Path) -> list[str]:
-    with safe_open(file, framework="pt") as weights:
-        return list(weights.keys())
+    try:
+        with safe_open(file, framework="pt") as weights:
+            return list(weights.keys())
+    except SafetensorError as error:
+        raise _unreadable(file, error) from error
+
+
+def _tensor(file: Path, name: str) -> Tensor:
+    try:
+        with safe_open(file, framework="pt") as weights:
+            tensor: Tensor = weights.get_tensor(name)
+            return tensor
+    except SafetensorError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: SafetensorError) -> WeightsError:
+    return WeightsError(f"{file} cannot be read ({error}). Delete it and fetch the model again.")

@@ -126,7 +126,7 @@ def after_eviction(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
 
 
 def retracted(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
-    with Engine(folder, num_slots=110, max_step_tokens=32, max_running=8) as engine:
+    with Engine(folder, num_slots=118, max_step_tokens=32, max_running=8) as engine:
         answers = together(engine, asked)
         assert engine.stats.retracted > 0
         engine.check()
@@ -152,19 +152,24 @@ def eight_samples(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
 
 def from_tiers(folder: Path, asked: list[Tokens], page_size: int, **options: Any) -> list[Tokens]:
     """Ask for all, alone and together, in a pool so small that what one takes is evicted by others, and comes back."""
-    with Engine(folder, num_slots=144, page_size=page_size, max_step_tokens=32, max_running=8, **options) as engine:
+    options = {"num_slots": barely_enough(asked), "page_size": page_size, **options}
+    with Engine(folder, max_step_tokens=32, max_running=8, **options) as engine:
         for _ in range(2):
             answers = [greedy(engine, prompt, NEW) for prompt in asked]
         assert together(engine, asked) == answers
         engine.check()
-        assert engine.stats.restored_tokens > 100
+        assert engine.stats.restored_tokens > 0
         return answers
+
+
+def barely_enough(asked: list[Tokens]) -> int:
+    """Slots for the longest prompt and its answer, in whole pages of 16."""
+    return -(-(max(map(len, asked)) + NEW) // 16) * 16
 
 
 def from_host_tier(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
     slot_bytes = slot_bytes_of(folder)
-    answers = from_tiers(folder, asked, 1, host_cache_bytes=2000 * slot_bytes)
-    assert from_tiers(folder, asked, 16, host_cache_bytes=2000 * slot_bytes) == answers
+    answers = from_tiers(folder, asked, 16, host_cache_bytes=2000 * slot_bytes)
     assert from_tiers(folder, asked, 1, host_cache_bytes=200 * slot_bytes) == answers  # itself too small
     yield from answers
 
@@ -187,8 +192,8 @@ def from_saved_cache(folder: Path, asked: list[Tokens]) -> Iterator[Tokens]:
                 for prompt in asked:
                     greedy(engine, prompt, NEW)
                 assert engine.save_cache(file) > 0
-            with Engine(folder, num_slots=144, page_size=page_size) as small:  # holds a part of it, and evicts that
-                assert 0 < small.load_cache(file) <= 144
+            with Engine(folder, num_slots=barely_enough(asked), page_size=page_size) as small:  # holds a part of it
+                assert small.load_cache(file) == small.num_slots
                 small.check()
                 answers = [greedy(small, prompt, NEW) for prompt in asked]
             with Engine(folder, num_slots=4096, page_size=page_size) as engine:
@@ -259,6 +264,7 @@ def demo_answer(folder: Path, prompt: tuple[int, ...]) -> Tokens:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # some routes run several engines one after another
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
 def test_greedy_tokens_of_the_demo_model_equal_transformers(
     route: Callable[[Path, list[Tokens]], Iterator[Tokens]], demo_model: Path
@@ -266,7 +272,6 @@ def test_greedy_tokens_of_the_demo_model_equal_transformers(
     with Engine(demo_model, num_slots=16) as engine:
         asked = [list(engine.prompt_tokens(text)) for text in DEMO_TEXTS]
     wanted = [demo_answer(demo_model, tuple(prompt)) for prompt in asked]
-    tiers = (from_host_tier, from_disk_tier, from_saved_cache)
-    if route in (after_eviction, retracted, *tiers):  # pools that would not hold these prompts' answers twice
+    if route in (after_eviction, retracted):  # pools so small that they would not hold these prompts' answers twice
         asked, wanted = asked * 3, wanted * 3
     assert list(route(demo_model, asked)) == wanted

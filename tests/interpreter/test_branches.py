@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from branchwise.interpreter import Cancelled, GenerationError, Scripted, State, UnknownVariable, function
-from branchwise.lang import Gen, LangError, OptionError, gen
+from branchwise.lang import CallError, Gen, LangError, OptionError, gen
 
 Make = Callable[..., Scripted]
 Eventually = Callable[[Callable[[], bool]], None]
@@ -113,6 +113,27 @@ def test_forks_of_forks_are_independent(scripted: Make) -> None:
         assert s["x"] == [["x", "x"], ["x", "x"]]
 
     run(write, scripted({"x": "x"}, delay_s=0.001))
+
+
+def test_a_fork_without_a_number_is_one_branch_and_an_unknown_option_is_refused(scripted: Make) -> None:
+    def write(s: State) -> None:
+        assert len(s.fork()) == 1
+        with pytest.raises(CallError) as caught:
+            s.fork(size=3)  # type: ignore[arg-type]
+        assert str(caught.value) == "fork(): there is no option size. Write s.fork(3) for three branches."
+
+    run(write, scripted({}))
+
+
+def test_join_gathers_variables_and_can_be_told_so(scripted: Make) -> None:
+    def write(s: State) -> None:
+        branches = s.fork(2)
+        branches += gen("x")
+        with pytest.raises(OptionError, match="the mode must be \"gather_variable\", got 'concate_and_append'"):
+            branches.join("concate_and_append")
+        branches.join("gather_variable")
+
+    assert run(write, scripted({"x": "1"}))["x"] == ["1", "1"]
 
 
 @pytest.mark.parametrize("count", [0, -1])

@@ -90,3 +90,16 @@ def test_a_rewritten_history_with_loose_text_in_it_is_refused() -> None:
 
 def test_a_model_without_a_template_gets_a_plain_one() -> None:
     assert compose([user("hi"), assistant("", open=True)], template(None)) == "User: hi\n\nAssistant: "
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for m in %}", "the model's chat template cannot be read: line 1: Expected an expression"),
+        ("{{ 1 / 0 }}", "the model's chat template fails: ZeroDivisionError: division by zero."),
+    ],
+)
+def test_a_broken_template_is_named_as_such(source: str, message: str) -> None:
+    with pytest.raises(ChatError) as caught:
+        compose([user("a")], template(source))
+    assert str(caught.value).startswith(message)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from branchwise.interpreter.encode import ESCAPE, Encoder, TokenStream, unescape
+from branchwise.interpreter.encode import CUT, ESCAPE, PLAIN, Encoder, TokenStream, protect, unescape
 
-CONTROL = {"<end>": 1, "<|x|>": 2}
+CONTROL = {"<end>": 1, "<|x|>": 2, ">en<": 3}
 BOS = 0
 
 
@@ -28,13 +30,16 @@ class Characters:
 
 
 ENCODER = Encoder(Characters())
+first, second = itemgetter(0), itemgetter(1)
 
 
 def plain(text: str) -> list[int]:
     return [ord(character) + 10 for character in text]
 
 
-TEXT = st.lists(st.sampled_from(["<end>", "<|x|>", "<", "end>", ESCAPE, "a", "😀"]), max_size=12).map("".join)
+TEXT = st.lists(
+    st.sampled_from(["<end>", "<|x|>", "<", "end>", ">en<end>", ESCAPE, CUT, *PLAIN, "a", "😀"]), max_size=12
+).map("".join)
 
 
 @given(TEXT)
@@ -42,11 +47,46 @@ def test_escaping_comes_off_again_and_leaves_no_control_token(text: str) -> None
     escaped = ENCODER.escape(text)
     assert unescape(escaped) == text
     assert not any(spelling in escaped for spelling in CONTROL)
+    assert CUT not in escaped
 
 
 @given(TEXT)
 def test_escaped_text_becomes_plain_tokens_alone(text: str) -> None:
     assert ENCODER.encode(ENCODER.escape(text), at_start=False, bos=False) == plain(text)
+
+
+@given(TEXT)
+def test_text_that_is_not_escaped_reaches_the_tokenizer_as_it_is(text: str) -> None:
+    assert ENCODER.encode(protect(text), at_start=False, bos=False) == Characters().encode(
+        text, at_start=False, control=True
+    )
+
+
+@given(TEXT, st.lists(st.integers(0, 60), max_size=6))
+def test_plain_text_in_pieces_is_the_plain_text(text: str, cuts: list[int]) -> None:
+    ends = [0, *sorted(cuts), len(text)]
+    written = ""
+    for start, end in pairwise(ends):
+        written += ENCODER.follow(written, ENCODER.escape(text[start:end]))
+    assert not any(spelling in written for spelling in CONTROL)
+    assert ENCODER.encode(written, at_start=False, bos=False) == plain(text)
+
+
+PIECES = st.lists(st.tuples(st.text("<|x>end", max_size=4), st.booleans()), max_size=6)
+
+
+@given(PIECES)
+def test_a_control_token_lies_whole_in_text_that_is_not_plain(pieces: list[tuple[str, bool]]) -> None:
+    written, before_is_plain = "", False
+    for text, is_plain in pieces:
+        more = ENCODER.escape(text) if is_plain else protect(text)
+        written += ENCODER.follow(written, more) if is_plain or before_is_plain else more
+        before_is_plain = is_plain if text else before_is_plain
+    runs = ["".join(text for text, _ in run) for kind, run in groupby(filter(first, pieces), second) if not kind]
+    allowed = sum(token < 10 for run in runs for token in Characters().encode(run, at_start=False, control=True))
+    tokens = ENCODER.encode(written, at_start=False, bos=False)
+    assert sum(token < 10 for token in tokens) == allowed
+    assert unescape(written) == "".join(text for text, _ in pieces)
 
 
 def test_control_tokens_beside_escaped_text_are_themselves() -> None:

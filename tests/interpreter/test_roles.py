@@ -86,14 +86,35 @@ def test_roles_that_do_not_fit_are_refused_where_they_are_written(
     assert function(body).run(backend=scripted({})).text() == "still fine"
 
 
-def test_an_opened_turn_that_is_not_a_block_is_found_at_the_next_turn(scripted: Make) -> None:
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        lambda s: None,
+        lambda s: s.__iadd__("forgot the with"),
+        lambda s: s.assistant(gen("a")),
+        lambda s: s.assistant(),
+        lambda s: s.sync(),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_block_of_a_turn_that_is_not_entered_is_refused(
+    go_on: Callable[[State], object], stream: bool, scripted: Make
+) -> None:
     def write(s: State) -> None:
         s.user()
-        s += "forgot the with"
-        s.assistant(gen("a"))
+        go_on(s)
 
-    with pytest.raises(LangError, match=r"assistant_begin\(\) inside the turn of user"):
-        function(write).run(backend=scripted({}))
+    with pytest.raises(LangError) as caught:
+        function(write).run(backend=scripted({}), stream=stream).sync()
+    assert str(caught.value) == 's.user() alone begins no turn. Write "with s.user():" or s.user("...").'
+
+
+def test_a_turn_that_was_begun_may_stay_open(scripted: Make) -> None:
+    def write(s: State) -> None:
+        s.assistant_begin()
+        s += "Sure"
+
+    assert function(write).run(backend=scripted({})).messages() == [{"role": "assistant", "content": "Sure"}]
 
 
 def test_a_branch_knows_the_turn_it_stands_in(scripted: Make) -> None:

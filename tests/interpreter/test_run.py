@@ -232,6 +232,26 @@ def test_a_stream_ends_with_the_error_of_its_program(scripted: Make) -> None:
     assert state["a"] == "A"
 
 
+def test_what_a_stream_was_still_to_write_fails_with_the_error_of_its_program(
+    scripted: Make, eventually: Eventually
+) -> None:
+    error = ValueError("mine")
+
+    def write(s: State) -> None:
+        s += "so far " + gen("a")
+        raise error
+
+    state = function(write).stream(backend=scripted({"a": "x" * 100_000}, delay_s=0.001))
+    with pytest.raises(ValueError, match="mine") as caught:
+        list(state.text_iter())
+    assert caught.value is error
+    for read in (lambda: state["a"], lambda: state.meta("a"), lambda: list(state.text_iter("a"))):
+        with pytest.raises(Cancelled, match=r"^write raised ValueError: mine$") as stopped:
+            read()
+        assert stopped.value.__cause__ is error
+    assert state.error is error
+
+
 def test_a_stream_ends_with_a_failure_that_its_program_did_not_read(scripted: Make) -> None:
     state = function(lambda s: s.__iadd__("x" + gen("bad"))).stream(backend=scripted({"bad": ValueError("boom")}))
     with pytest.raises(GenerationError, match=r'^gen\("bad"\): boom'):

@@ -34,6 +34,7 @@ def test_the_earliest_stop_ends_the_text_whatever_their_order(scripted: Make) ->
         stop = list(stops)
         state = run(lambda s, stop=stop: s.__iadd__(gen("a", stop=stop)), scripted({"a": "hello world"}))  # type: ignore[misc]  # bound in the loop
         assert state["a"] == "hel"
+        assert state.meta("a").detail == "'lo'"  # type: ignore[union-attr]  # of a gen
 
 
 def test_answers_can_be_computed(scripted: Make) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from branchwise.interpreter import Completion, Scripted, Selection, State, UnknownVariable, Usage, function
-from branchwise.lang import LangError, OptionError, Text, Var, assistant, gen, select, text, user
+from branchwise.lang import CallError, LangError, OptionError, Text, Var, assistant, gen, select, text, user
 
 Make = Callable[..., Scripted]
 
@@ -41,10 +41,24 @@ def test_meta_tells_what_the_backend_said(scripted: Make) -> None:
         s["c"] = 1
 
     state = run(write, scripted({"a": "text", "b": "y"}))
-    assert state.meta("a") == Completion("text", "stop", Usage(prompt_tokens=2, completion_tokens=1))
+    assert state.meta("a") == Completion("text", "stop", Usage(prompt_tokens=2, completion_tokens=1), detail="eos")
     assert state.meta("b") == Selection("y", 1, (-1.0, 0.0), Usage(prompt_tokens=3))
     assert message_of(lambda: state.meta("c"), UnknownVariable) == (
         '"c" was set by the program, not generated: there is nothing more to tell.'
+    )
+
+
+def test_names_of_other_frontends_are_refused_with_the_way_to_write_it(scripted: Make) -> None:
+    state = run(lambda s: s.__iadd__(gen("a")), scripted({"a": "x"}))
+    assert message_of(lambda: state.get_var("a"), AttributeError) == (  # type: ignore[attr-defined]
+        "a state has no attribute 'get_var'. Write s[\"x\"]."
+    )
+    assert message_of(lambda: state.get_meta_info("a"), AttributeError) == (  # type: ignore[attr-defined]
+        "a state has no attribute 'get_meta_info'. Write s.meta(\"x\")."
+    )
+    assert message_of(lambda: state.nope, AttributeError) == "a state has no attribute 'nope'."  # type: ignore[attr-defined]
+    assert message_of(lambda: state.text_iter(var_name="a"), CallError) == (  # type: ignore[arg-type]
+        'text_iter(): there is no option var_name. Write s.text_iter("x") for a variable.'
     )
 
 
@@ -241,3 +255,13 @@ def test_a_python_value_becomes_text_only_where_it_is_said(scripted: Make) -> No
         assert list(s.text_iter("table")) == ["<table>"]
 
     assert run(write, scripted({})).text() == "<table> and <table>"
+
+
+def test_half_a_character_in_a_value_that_is_said_fails_there(scripted: Make) -> None:
+    def write(s: State) -> None:
+        s["name"] = "a\udcff"
+        s += "Hello " + Var("name")
+
+    assert message_of(lambda: run(write, scripted({})), OptionError).startswith(
+        "appending text: the variable has half a character, '\\udcff', at position 1: "
+    )

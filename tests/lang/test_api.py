@@ -111,7 +111,7 @@ def test_one_stop_is_not_taken_for_its_characters() -> None:
 
 
 def test_equal_choices_count_once() -> None:
-    assert gen("x", choices=["a", "b", "a"]).options.choices == ("a", "b")
+    assert gen("x", choices=["a", "b", "a"], temperature=1).options.choices == ("a", "b")
     assert select("x", choices=("a", "a")).choices == ("a",)
 
 
@@ -123,8 +123,56 @@ def test_a_positional_option_is_refused_with_the_way_to_write_it() -> None:
 def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
     message = message_of(lambda: gen("x", max_token=3), CallError)  # type: ignore[arg-type]
     assert message == 'gen("x"): there is no option max_token. Did you mean max_tokens?'
+    message = message_of(lambda: select("x", ["a"], seed=0), CallError)  # type: ignore[arg-type]
+    assert message == 'select("x"): there is no option seed. Known: choices, choices_method.'
+
+
+def test_select_says_that_it_draws_nothing() -> None:
     message = message_of(lambda: select("x", ["a"], temperature=0), CallError)  # type: ignore[arg-type]
-    assert message == 'select("x"): there is no option temperature. Known: choices, choices_method.'
+    assert message.startswith('select("x"): select takes the likeliest and draws nothing, so it has no temperature.')
+
+
+def test_choices_of_gen_are_compared_unless_a_temperature_draws_one() -> None:
+    assert gen("x", choices=["a", "b"]) == select("x", ["a", "b"])
+    greedy = gen("x", choices=["a"], choices_method="greedy_token_selection")
+    assert greedy == select("x", ["a"], choices_method="greedy_token_selection")
+    drawn = gen("x", choices=["a", "b"], temperature=0.5, max_tokens=3)
+    assert drawn == Gen("x", GenOptions(choices=("a", "b"), temperature=0.5, max_tokens=3))
+
+
+@pytest.mark.parametrize("option", [{"max_tokens": 3}, {"stop": "."}, {"seed": 1}, {"n": 2}, {"top_p": 0.5}])
+def test_what_says_nothing_about_the_likeliest_choice_is_refused(option: dict[str, Any]) -> None:
+    message = message_of(lambda: gen("x", choices=["a"], **option))
+    assert message.startswith('gen("x"): choices without temperature= give the likeliest one, whole, whatever ')
+
+
+def test_a_method_without_choices_to_compare_is_refused() -> None:
+    method = "greedy_token_selection"
+    assert message_of(lambda: gen("x", choices_method=method)) == (  # type: ignore[arg-type]
+        'gen("x"): choices_method is given, but there are no choices.'
+    )
+    message = message_of(lambda: gen("x", choices=["a"], temperature=1, choices_method=method))  # type: ignore[arg-type]
+    assert message == 'gen("x"): choices_method is given, but with temperature= one of the choices is drawn.'
+    message = message_of(lambda: gen("x", choices=["a"], choices_method="best"))  # type: ignore[arg-type]
+    assert message.startswith('gen("x"): choices_method must be one of token_length_normalized, ')
+
+
+@pytest.mark.parametrize(
+    ("write", "where"),
+    [
+        (lambda: "a" + gen("x") + "b\ud800", "the text"),
+        (lambda: text("b\ud800"), "text(): the value"),
+        (lambda: user("b\ud800"), "the text"),
+        (lambda: role("b\ud800", "x"), "role(): the name"),
+        (lambda: gen("x", stop="b\ud800"), 'gen("x"): stop'),
+        (lambda: gen("x", stop=["a", "b\ud800"]), 'gen("x"): stop[1]'),
+        (lambda: gen("x", regex="b\ud800"), 'gen("x"): regex'),
+        (lambda: select("x", ["b\ud800"]), 'select("x"): choices[0]'),
+    ],
+)
+def test_half_a_character_is_refused_where_it_is_written(write: Callable[[], object], where: str) -> None:
+    message = message_of(write)
+    assert message.startswith(f"{where} has half a character, '\\ud800', at position 1: 'b\\ud800' (str).")
 
 
 def test_a_name_is_a_string_with_something_in_it() -> None:
@@ -189,7 +237,16 @@ def test_operations_are_joined_in_order_and_never_nested() -> None:
     [
         (
             lambda: f"Answer: {gen('a')}",
-            'gen("a") stands inside an f-string, which would turn it into text. Append it with + instead.',
+            'gen("a") stands inside an f-string, str() or %, which would turn it into text. Append it with + instead.',
+        ),
+        (
+            lambda: "Answer: %s" % gen("a"),  # noqa: UP031  # it is what users write
+            'gen("a") stands inside an f-string, str() or %, which would turn it into text. Append it with + instead.',
+        ),
+        (
+            lambda: str("a" + gen("a")),
+            "Concat(...) stands inside an f-string, str() or %, which would turn it into text. "
+            "Append it with + instead.",
         ),
         (
             lambda: "a" + gen("b") + 5,  # type: ignore[operator]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from branchwise.lang import FALLBACK, GenOptions
-from branchwise.lang.options import DEFAULT_NAMES
+import pytest
+
+from branchwise.lang import FALLBACK, GenOptions, OptionError
+from branchwise.lang.options import DEFAULT_NAMES, checked_defaults
 
 
 def test_what_is_said_last_in_the_order_of_asking_does_not_count() -> None:
@@ -22,3 +24,32 @@ def test_a_call_can_turn_off_the_stops_and_top_k_of_its_run() -> None:
 
 def test_only_what_fits_every_gen_may_be_a_default() -> None:
     assert DEFAULT_NAMES == ("max_tokens", "stop", "temperature", "top_p", "top_k", "seed", "ignore_eos")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, "must be a dict of options, got 3 (int)."),
+        ({"max_token": 3}, ": there is no option max_token. Did you mean max_tokens? Known: max_tokens, stop, "),
+        ({"zzz": 3}, ": there is no option zzz. Known: max_tokens, stop, "),
+        ({5: 3}, ": there is no option 5. Known: max_tokens, stop, "),
+        ({"n": 2}, ": n says what one gen is, so it belongs to its call. Known: max_tokens, stop, "),
+        ({"regex": "a"}, ": regex says what one gen is, so it belongs to its call. Known: max_tokens, stop, "),
+        ({"choices": ["a"]}, ": choices says what one gen is, so it belongs to its call. Known: max_tokens, stop, "),
+        ({"max_tokens": 0}, ": max_tokens must be at least 1, got 0."),
+    ],
+)
+def test_a_default_that_is_none_is_refused_with_the_known_ones(given: object, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        checked_defaults("Engine(defaults=...)", given)
+    assert (
+        str(caught.value)
+        .replace("Engine(defaults=...) ", "Engine(defaults=...)")
+        .startswith(f"Engine(defaults=...){message}")
+    )
+
+
+def test_defaults_are_options() -> None:
+    assert checked_defaults("Engine(defaults=...)", {"max_tokens": 3, "stop": "."}) == GenOptions(
+        max_tokens=3, stop=(".",)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import random
 import re
 import string
 import threading
@@ -19,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from branchwise.runtime.constrain import Budget, Choices, Compiler, Constraint, Regex, Spec, Vocab
+from branchwise.runtime.constrain import Budget, Choices, Compiler, Constraint, Regex, Spec, Vocab, outlines
 from branchwise.runtime.constrain.estimate import estimate
-from branchwise.runtime.constrain.outlines import OutlinesConstraint, compile_regex
-from branchwise.runtime.constrain.pattern import escape, parse
+from branchwise.runtime.constrain.outlines import OutlinesConstraint, Plan, compile_regex
+from branchwise.runtime.constrain.pattern import parse
 from branchwise.runtime.errors import ConstraintError, EngineClosed
 
 ROOT = Path(__file__).parents[2]
@@ -196,6 +197,56 @@ def test_choices_are_plain_text(texts: list[str]) -> None:
     assert language(constraint, limit=24) == set(texts)
 
 
+@given(st.lists(st.text(alphabet="abcd", max_size=6), min_size=1, max_size=4))
+@settings(max_examples=80, deadline=None)
+def test_choices_never_lead_to_where_the_vocabulary_cannot_spell_on(texts: list[str]) -> None:
+    vocab = Vocab([b"a", b"b", b"ab", b"bc", b"cd", b"dd", b""], [], [6])
+    if not all(vocab.can_spell(text) for text in texts):
+        with pytest.raises(ConstraintError, match=r"^this vocabulary cannot spell the choice"):
+            compiled(Choices(tuple(texts)), vocab)
+        return
+    constraint, found = compiled(Choices(tuple(texts)), vocab), set()
+    waiting = [(b"", constraint.start())]
+    while waiting:
+        text, state = waiting.pop()
+        allowed = state.mask().nonzero().flatten().tolist()
+        assert allowed, f"no way on after {text!r}"
+        found |= {text.decode()} if state.is_complete else set()
+        for token in set(allowed) - {6}:
+            following = state.fork()
+            assert following.advance(token)
+            waiting.append((text + vocab.token_bytes[token], following))
+    assert found == set(texts)
+
+
+@pytest.mark.parametrize("kind", ["numbered", "words"])
+def test_choices_may_be_thousands(kind: str) -> None:
+    rng = random.Random(0)
+    texts = {
+        "numbered": [f"item number {i} of the catalogue" for i in range(1000)],
+        "words": ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 12))) for _ in range(3600)],
+    }[kind]
+    large = Vocab([*BYTES, *(b" %d" % number for number in range(50_000)), b"item", b" of the"], [CONTROL], [END])
+    constraint = compiled(Choices(tuple(texts)), large)
+    assert takes(constraint, texts[700].encode())
+    assert not takes(constraint, texts[700].encode() + b"x")
+    assert constraint.start().mask()[len(BYTES) + 50_000] == (kind == "numbered")
+
+
+def test_choices_that_are_too_many_are_refused_in_words_of_their_own() -> None:
+    with pytest.raises(ConstraintError) as raised:
+        compiled(Choices(tuple(f"{number}" + "x" * 500 for number in range(1000))))
+    assert str(raised.value) == (
+        "the 1000 choices are too large: they have more than 200000 bytes, shared beginnings counted once. "
+        "Give fewer or shorter ones, or compare them in groups with select(), or score()."
+    )
+
+
+def test_rows_of_choices_are_made_again_when_there_were_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("branchwise.runtime.constrain.choices.MAX_ROWS_BYTES", 3 * BYTE_VOCAB.size)
+    assert language(compiled(Choices(("abcdefgh", "xyz")))) == {"abcdefgh", "xyz"}
+
+
 def test_every_id_of_one_spelling_is_allowed(bpe: tuple[Tokenizer, Vocab]) -> None:
     _, vocab = bpe
     mask = compiled("New York", vocab).start().mask()
@@ -311,25 +362,47 @@ def test_the_refusal_says_how_large_and_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (Regex("("), "a group that is never closed, ending at position 1 of the pattern is not supported."),
-        (Regex("["), "a class that is never closed, ending at position 1 of the pattern is not supported."),
-        (Regex("a)"), "a ) that closes no group at position 1 of the pattern is not supported."),
+        (Regex("("), "the pattern '(' cannot be read: the group opened at position 0 is never closed."),
+        (Regex("["), "the pattern '[' cannot be read: the class opened at position 0 is never closed."),
+        (Regex("a)"), "the pattern 'a)' cannot be read: the ) at position 1 closes no group."),
         (Regex("^a"), "the anchor at position 0 of the pattern is not supported."),
         (Regex("(?=a)"), "the group at position 0 of the pattern is not supported."),
         (
             Regex("[z-a]"),
-            "a range without two characters in order, ending at position 4 of the pattern is not supported.",
+            "the pattern '[z-a]' cannot be read: "
+            "the range that ends at position 4 is not between two characters in order.",
         ),
         (Regex(r"\p{Greek}"), r"the property \p{Greek} at position 0 of the pattern is not supported."),
-        (Regex("\U0010ffff"), "the character U+10FFFF, ending at position 1 of the pattern is not supported."),
-        (Regex(r"[^\s\S]"), "a class that no character is in, ending at position 7 of the pattern is not supported."),
+        (
+            Regex("\U0010ffff"),
+            r"the pattern '\U0010ffff' cannot be read: "
+            "no text can hold the character U+10FFFF, which ends at position 1.",
+        ),
+        (
+            Regex(r"[^\s\S]"),
+            r"the pattern '[^\\s\\S]' cannot be read: no character is in the class that ends at position 7.",
+        ),
         (
             Regex("(" * 101 + ")" * 101),
-            "more than 100 groups or classes inside each other, the last "
-            "at position 101 of the pattern is not supported.",
+            f"the pattern '{'(' * 56}... cannot be read: "
+            "there are more than 100 groups or classes inside each other at position 101.",
         ),
+        (Regex("a|*"), "the pattern 'a|*' cannot be read: the * at position 2 has nothing to repeat."),
+        (Regex("[a"), "the pattern '[a' cannot be read: the class opened at position 0 is never closed."),
+        (
+            Regex("x" * 4000 + "[" + "y" * 4000),
+            f"the pattern '{'x' * 56}... cannot be read: the class opened at position 4000 is never closed.",
+        ),
+        (
+            Regex(rf"\p{{{'G' * 4000}}}"),
+            rf"the property \p{{{'G' * 41}... at position 0 of the pattern is not supported.",
+        ),
+        (Choices(("\ud800" + "a" * 99,)), rf"this vocabulary cannot spell the choice '\ud800{'a' * 50}...."),
         (Choices(()), "there are no choices to choose from."),
-        (Regex("\ud800"), "the character U+D800, ending at position 1 of the pattern is not supported."),
+        (
+            Regex("\ud800"),
+            r"the pattern '\ud800' cannot be read: no text can hold the character U+D800, which ends at position 1.",
+        ),
         (Choices(("\ud800",)), r"this vocabulary cannot spell the choice '\ud800'."),
         (Choices(("yes", "\U0010ffff")), r"this vocabulary cannot spell the choice '\U0010ffff'."),
     ],
@@ -385,6 +458,48 @@ def test_a_callback_may_ask_for_another_constraint() -> None:
     assert done.wait(timeout=60)
     assert spelled_in_bytes(inner[0].result(timeout=60), "b")
     compiler.close()
+
+
+def test_a_small_constraint_does_not_wait_behind_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, built = threading.Event(), list[float]()
+
+    def build(planned: Plan, vocab: Vocab) -> OutlinesConstraint:
+        built.append(planned.size.seconds)
+        assert planned.size.seconds < 1e-4 or may_go_on.wait(timeout=60)
+        return outlines.build(planned, vocab)
+
+    monkeypatch.setattr("branchwise.runtime.constrain.build", build)
+    monkeypatch.setattr("branchwise.runtime.constrain.QUICK_S", 1e-4)
+    compiler = Compiler(BYTE_VOCAB)
+    large = [compiler.compile(Regex(f"[a-z]{{1,{count}}}")) for count in (300, 301, 302)]
+    assert compiler.compile(Regex("a")).result(timeout=60)
+    assert compiler.compile(Choices(("yes", "no"))).result(timeout=60)
+    assert not any(future.done() for future in large)
+    assert compiler.compile(Regex("[a-z]{1,300}")) is large[0]
+    may_go_on.set()
+    assert all(future.result(timeout=60) for future in large)
+    assert len(built) == 4  # each of them once
+    compiler.close()
+
+
+def test_closing_answers_those_whose_constraint_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def build(planned: Plan, vocab: Vocab) -> OutlinesConstraint:
+        began.set()
+        assert may_go_on.wait(timeout=60)
+        return outlines.build(planned, vocab)
+
+    monkeypatch.setattr("branchwise.runtime.constrain.build", build)
+    monkeypatch.setattr("branchwise.runtime.constrain.QUICK_S", 0)
+    compiler = Compiler(BYTE_VOCAB)
+    futures = [compiler.compile(Regex(pattern)) for pattern in ("a", "b", "c")]
+    assert began.wait(timeout=60)
+    compiler.close()
+    may_go_on.set()
+    for future in futures:
+        with pytest.raises(EngineClosed, match=r"^the compiler was closed before the constraint was compiled\.$"):
+            future.result(timeout=60)
 
 
 def test_closing_answers_those_who_still_wait() -> None:
@@ -459,10 +574,9 @@ def states_estimated(pattern: str) -> int:
 @given(st.text(max_size=8).filter(lambda text: all(char < "\U00100000" for char in text)))
 @settings(max_examples=50, deadline=None)
 def test_an_escaped_text_is_the_only_text(text: str) -> None:
-    for pattern in (escape(text), re.escape(text)):
-        constraint = compiled(pattern)
-        assert spelled_in_bytes(constraint, text)
-        assert not spelled_in_bytes(constraint, text + "x")
+    constraint = compiled(re.escape(text))
+    assert spelled_in_bytes(constraint, text)
+    assert not spelled_in_bytes(constraint, text + "x")
 
 
 def test_vocabularies_differ_in_their_fingerprints() -> None:
@@ -485,4 +599,4 @@ def test_no_pattern_is_compiled_without_its_fence() -> None:
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] == "Index"
     ]
-    assert calls == [("runtime/constrain/outlines.py", "parsed.fenced")]
+    assert calls == [("runtime/constrain/outlines.py", "fenced")]

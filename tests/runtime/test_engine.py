@@ -212,7 +212,7 @@ def test_a_character_that_was_only_begun_is_left_out_and_its_tokens_are_not_kept
 
 def test_scoring_nothing_gives_nothing_and_scoring_after_nothing_is_refused(engine: Engine) -> None:
     assert engine.score([5], []) == []
-    with pytest.raises(RequestError, match="the prompt is empty; write some text first."):
+    with pytest.raises(RequestError, match=r"the prompt is empty; write some text first."):
         engine.score([], [[5, 6]])
     with pytest.raises(RequestError, match="continuations must be a list of texts or of token ids, got one text"):
         engine.score([5], "bcd")
@@ -337,9 +337,7 @@ def test_a_bad_regex_fails_its_own_request_only(engine: Engine) -> None:
 
 
 def test_an_unknown_option_of_the_engine_is_named(tiny_model: Path) -> None:
-    with pytest.raises(
-        RequestError, match=r"got an unexpected keyword argument 'num_slot'.* Its options: device, dtype, num_slots"
-    ):
+    with pytest.raises(RequestError, match=r"^Engine: there is no option num_slot. Did you mean num_slots\?"):
         Engine(tiny_model, num_slot=3)
 
 
@@ -424,7 +422,7 @@ def test_closing_fails_what_is_not_finished(tiny_model: Path) -> None:
     engine.close()
     assert done.wait(10)
     assert isinstance(results[0], EngineClosed)
-    with pytest.raises(EngineClosed, match="the engine was closed."):
+    with pytest.raises(EngineClosed, match=r"the engine was closed."):
         engine.generate([5])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
@@ -98,6 +99,66 @@ def test_weights_that_do_not_fit_are_named(
         Engine(changed(tiny_model, tmp_path, **{name: tensor}), num_slots=64)
 
 
+def reconfigured(folder: Path, to: Path, **changes: Any) -> Path:
+    """A copy of a model's folder with some values of its configuration changed; all gone if one is `...`."""
+    shutil.copytree(folder, to, dirs_exist_ok=True)
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text("{}" if ... in changes.values() else json.dumps({**config, **changes}))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"all": ...}, ' has no "model_type", so there is no telling what to run. Fetch it again.'),
+        (
+            {"model_type": "foo"},
+            f": transformers {transformers.__version__} knows no model of type 'foo'. "
+            "Update transformers, or use another model.",
+        ),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "nope", "factor": 2}},
+            f" asks for 'nope', which transformers {transformers.__version__} does not know. "
+            "Update transformers, or use another model.",
+        ),
+        (
+            {"num_attention_heads": 3},
+            " cannot be used (Class validation error for validator 'validate_architecture': ValueError: The hidden "
+            "size (64) is not a multiple of the number of attention heads (3)). Correct it, or fetch it again.",
+        ),
+        (
+            {"max_position_embeddings": "x"},
+            " cannot be used (Validation error for field 'max_position_embeddings': TypeError: Field "
+            "'max_position_embeddings' expected int, got str (value: 'x')). Correct it, or fetch it again.",
+        ),
+    ],
+    ids=["empty", "model_type", "rope", "heads", "positions"],
+)
+def test_a_configuration_that_cannot_be_run_is_named(
+    changes: dict[str, Any], message: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = reconfigured(tiny_model, tmp_path, **changes)
+    with pytest.raises(WeightsError) as caught:
+        Engine(folder, num_slots=64)
+    assert str(caught.value) == f"{folder / 'config.json'}{message}"
+
+
+def test_weights_that_do_not_fit_transformers_own_code_are_named(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    folder = reconfigured(make_tiny("gpt2"), tmp_path, n_positions=64)
+    with pytest.raises(WeightsError, match=r"^.*: 1 weights do not fit .*: transformer\.wpe\.weight has shape .*, not"):
+        Engine(folder, num_slots=64)
+
+
+def test_a_shard_without_what_its_index_says_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
+    names = load_file(tiny_model / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "one.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"other": torch.zeros(1)}, tmp_path / "one.safetensors")
+    with pytest.raises(WeightsError, match=r"one\.safetensors cannot be read \(.*\)\. Delete it and fetch"):
+        Engine(tmp_path, num_slots=64)
+
+
 @pytest.mark.parametrize("head", [None, torch.randn(400, 64)], ids=["without", "with"])
 def test_a_tied_model_with_or_without_a_head_in_its_file_is_that_of_transformers(
     head: torch.Tensor | None, tiny_model: Path, tmp_path: Path
@@ -132,6 +193,6 @@ def test_the_lean_model_and_transformers_own_code_agree(tiny_model: Path) -> Non
     config = LlamaConfig.from_pretrained(tiny_model)
     cpu = torch.device("cpu")
     lean = LlamaModel(tiny_model, config, dtype=torch.float32, device=cpu)
-    general = TransformersModel(tiny_model, dtype=torch.float32, device=cpu)
+    general = TransformersModel(tiny_model, config, dtype=torch.float32, device=cpu)
     assert lean.specs == general.specs
     assert (lean.vocab_size, lean.context_length) == (general.vocab_size, general.context_length)

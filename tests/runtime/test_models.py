@@ -133,6 +133,68 @@ def test_folder_without_a_tokenizer_is_refused(tiny_model: Path, tmp_path: Path)
         models.resolve(folder)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "message"),  # after the file's path, and before "Fetch it again."
+    [
+        ("config.json", '{"a": ', "is not JSON, or cut short (Expecting value: line 1 column 7 (char 6))."),
+        ("config.json", "[]", "must hold a JSON object, not a list."),
+        (
+            "generation_config.json",
+            "{",
+            "is not JSON, or cut short (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)).",
+        ),
+        ("tokenizer_config.json", "", "is not JSON, or cut short (Expecting value: line 1 column 1 (char 0))."),
+        (
+            "model.safetensors.index.json",
+            "",
+            "is not JSON, or cut short (Expecting value: line 1 column 1 (char 0)).",
+        ),
+        ("model.safetensors.index.json", "{}", 'has no "weight_map" from tensors to files.'),
+        ("model.safetensors.index.json", '{"weight_map": [1]}', 'has no "weight_map" from tensors to files.'),
+    ],
+)
+def test_a_half_written_file_is_named(tiny_model: Path, tmp_path: Path, file: str, content: str, message: str) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / file).write_text(content)
+    with pytest.raises(WeightsError) as caught:
+        models.resolve(folder)
+    assert str(caught.value) == f"{folder / file} {message} Fetch it again."
+
+
+@pytest.mark.parametrize(
+    "header", [b"[]", b'{"a": {}}', b'{"a": 1}', b"{}", b'{"a": {"data_offsets": [0]}}', b"{", b"[" * 100_000]
+)
+def test_weights_with_a_header_of_another_shape_are_refused(tiny_model: Path, tmp_path: Path, header: bytes) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(WeightsError) as caught:
+        models.resolve(folder)
+    assert str(caught.value) == (
+        f"{folder / 'model.safetensors'} does not begin with the header of a safetensors file. "
+        "Delete it and fetch the model again."
+    )
+
+
+@pytest.mark.parametrize("given", [None, 5, b"x"])
+def test_what_names_no_model_is_refused_with_what_does(given: Any) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        models.resolve(given)
+    assert str(caught.value) == (
+        f"a model is a known name (smollm2-135m), a folder, or a hub repository as 'org/name', got {given!r}."
+    )
+
+
+@pytest.mark.parametrize("name", ["", "~nouser/x", "x\0y", "a" * 5000])
+def test_what_cannot_be_a_path_is_an_unknown_name(name: str) -> None:
+    shown = repr(name) if len(name) < 200 else "'" + "a" * 196 + "..."
+    with pytest.raises(ModelNotFound) as caught:
+        models.resolve(name)
+    assert str(caught.value) == (
+        f"there is no folder {shown} here, and no known model of that name. "
+        "Known: smollm2-135m; or give a model's folder, or a hub repository as 'org/name'."
+    )
+
+
 # ------------------------------------------------------------------------------------------------- the hub
 
 

@@ -159,6 +159,19 @@ def test_the_cheapest_to_compute_again_is_sent_back_and_goes_on_to_the_token() -
         assert list(request.tokens) == [*prompt, *alone(prompt, request.max_tokens, Sampler(sample=sample))]
 
 
+def test_the_oldest_is_not_sent_back_for_a_younger_one() -> None:
+    sim = crowd(Simulation(68, max_step_tokens=8))
+    oldest = sim.request(range(100, 160), 5)
+    younger = sim.request([1] * 4, 60)
+    sim.submit(younger)  # it decodes, and so takes its slot first in each step
+    sim.step()
+    sim.submit(oldest)
+    until_one_is_sent_back(sim)
+    assert younger.node is None and oldest.computed == 60
+    sim.run()
+    assert list(younger.tokens[4:]) == alone([1] * 4, 60)
+
+
 def test_what_branches_share_does_not_make_them_dear() -> None:
     sim = crowd(Simulation(94))  # all four decode, and the oldest finds it full
     oldest = sim.request([1] * 10, 60)

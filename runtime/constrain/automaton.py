@@ -1,0 +1,87 @@
+"""One sequence's walk through an automaton over tokens, whatever it was made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .vocab import Vocab
+
+MAX_ROWS_BYTES = 64 << 20
+"""An automaton forgets the rows it has made when they hold more than this: they are cheap to make again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is allowed in one place of the automaton."""
+
+    mask: torch.Tensor  # [vocab_size] bool, end tokens included; shared and read-only
+    is_complete: bool
+    is_finished: bool
+
+
+class Automaton(Protocol):
+    """Places, the first of which is `first`, and the tokens that lead from one to the next."""
+
+    vocab: Vocab
+    first: int
+    ended: Row  # what is allowed after an end token
+
+    def next(self, place: int, token: int) -> int | None:
+        """The place after `token`, or None where it is not allowed."""
+        ...
+
+    def row(self, place: int) -> Row:
+        """What is allowed at `place`, which is `first` or which `next` has returned before."""
+        ...
+
+
+def row_of(mask: torch.Tensor, vocab: Vocab, *, is_complete: bool) -> Row:
+    """The row that allows the tokens of `mask`, which it takes over, and the end if `is_complete`."""
+    is_finished = is_complete and not mask.any()
+    if is_complete:
+        mask[list(vocab.eos_ids)] = True
+    return Row(mask, is_complete, bool(is_finished))
+
+
+class Walk:
+    """One sequence's place; after an end token it stays at the end."""
+
+    __slots__ = ("_automaton", "_ended", "_place")
+
+    def __init__(self, automaton: Automaton, place: int, *, ended: bool = False) -> None:
+        self._automaton = automaton
+        self._place = place
+        self._ended = ended
+
+    @property
+    def _row(self) -> Row:
+        return self._automaton.ended if self._ended else self._automaton.row(self._place)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._row.is_complete
+
+    @property
+    def is_finished(self) -> bool:
+        return self._row.is_finished
+
+    def mask(self) -> torch.Tensor:
+        return self._row.mask
+
+    def advance(self, token: int) -> bool:
+        if token in self._automaton.vocab.eos_ids:
+            self._ended = self._ended or self.is_complete
+            return self._ended
+        if self._ended or not 0 <= token < self._automaton.vocab.size:
+            return False
+        following = self._automaton.next(self._place, token)
+        if following is None:
+            return False
+        self._place = following
+        return True
+
+    def fork(self) -> Walk:
+        return Walk(self._automaton, self._place, ended=self._ended)
