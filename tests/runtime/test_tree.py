@@ -111,6 +111,36 @@ def test_the_least_recently_used_leaf_goes_first_and_from_its_end(tree: RadixTre
     assert (hits(tree, [1, 2, 3]), hits(tree, [4, 5, 6])) == (2, 0)
 
 
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("lru", "bcad"),
+        ("mru", "dacb"),
+        ("lfu", "bcda"),
+        ("slru", "bcda"),
+        ("fifo", "abcd"),
+        ("filo", "dcba"),
+        ("priority", "bcda"),
+    ],
+)
+def test_each_eviction_policy_has_its_order(policy: str, order: str) -> None:
+    tree = RadixTree(SlotPool(64), EVICTION[policy])
+    leaves = {name: [10 * i, 10 * i + 1] for i, name in enumerate("abcd", 1)}
+    for name, tokens in leaves.items():
+        if name == "d":
+            cache(tree, leaves["a"])  # used again, before the last one comes
+        node = tree.lock(tree.match(array("i")), priority=0)
+        node, _ = tree.append(node, array("i", tokens))
+        tree.commit()
+        tree.unlock(node)
+    tree.unlock(tree.lock(tree.match(array("i", leaves["a"])), priority=3) if policy == "priority" else put(tree, [99]))
+    gone = []
+    while len(gone) < 4:
+        tree.evict(1)
+        gone += [name for name, tokens in leaves.items() if name not in gone and not hits(tree, tokens)]
+    assert "".join(gone) == order
+
+
 def test_a_leaf_that_two_use_opens_a_child_and_is_one_node_again_when_both_have_moved_on(tree: RadixTree) -> None:
     one = put(tree, [1, 2, 3])
     two = put(tree, [1, 2, 3])
