@@ -10,7 +10,6 @@ import torch
 from . import Model
 from .configuration import read_config
 from .llama import LlamaModel, fits
-from .transformers import TransformersModel
 
 log = logging.getLogger("branchwise")
 
@@ -25,5 +24,7 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Mod
     config = read_config(folder)
     if fits(config):
         return LlamaModel(folder, config, dtype=dtype, device=device)
+    from .transformers import TransformersModel  # a second of imports that the family above does not need
+
     log.info("%s runs on transformers' own code, which is somewhat slower", config.model_type)
     return TransformersModel(folder, config, dtype=dtype, device=device)
