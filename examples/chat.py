@@ -5,7 +5,7 @@ from branchwise import Engine, State, assistant, function, gen, system, user
 TURNS = [
     "What is the capital of France?",
     "What is that city famous for?",
-    "Name one thing to eat there.",
+    "Which language do people speak there?",
 ]
 
 

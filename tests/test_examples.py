@@ -15,7 +15,7 @@ from branchwise import Engine
 EXAMPLES = [p for p in sorted((Path(__file__).parents[1] / "examples").glob("*.py")) if p.stem != "__main__"]
 EXPECTED = {
     "agent": ["Step: calculate 45 + 87", "Result: 132", "132."],
-    "chat": ["assistant: The capital of France is Paris.", "user: Name one thing to eat there."],
+    "chat": ["assistant: The capital of France is Paris.", "user: Which language do people speak there?"],
     "few_shot": ["What is the capital of Japan?", "Tokyo", "Leonardo da Vinci"],
     "parallel_tips": ["1. Eat", "2. Keep your bedroom", "3. Exercise", "The most important of these is to"],
     "self_consistency": ["The vote: 20"],
