@@ -8,6 +8,7 @@ on the device. A token is drawn by the Gumbel-max trick: argmax of log-probabili
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +17,8 @@ from torch import Tensor
 GREEDY_UP_TO = 1e-4
 """Temperatures up to this one take the likeliest token."""
 
-NEGLIGIBLE = 30.0
-"""Tokens this many nats below the likeliest are never drawn: e**-30 is under 1e-13."""
-
+HEAD = 1024
+"""How many of the likeliest tokens are looked at first."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -47,51 +47,99 @@ def sample(logits: Tensor, params: SamplingParams, position: int, allowed: Tenso
         logits = logits.masked_fill(~allowed, -torch.inf)
     if params.greedy:
         return int(logits.argmax())
-    least = float(logits.max()) - NEGLIGIBLE * params.temperature
-    tokens = (logits > least).nonzero().squeeze(-1)                         # [C]
-    scaled = logits[tokens].double() / params.temperature                   # float64: small ones do not overflow
-    tokens, scaled = _truncate(tokens, scaled, params)
-    return int(tokens[(scaled + gumbel(tokens, params, position)).argmax()])
-
-
-def _truncate(tokens: Tensor, scaled: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Keep the `top_k` likeliest, then the fewest of those whose probabilities reach `top_p`. All [C]."""
-    if (params.top_k is None or params.top_k >= len(tokens)) and params.top_p >= 1.0:
-        return tokens, scaled
-    scaled, order = torch.sort(scaled, descending=True, stable=True)
-    tokens = tokens[order]
-    if params.top_k is not None:
-        tokens, scaled = tokens[: params.top_k], scaled[: params.top_k]
-    if params.top_p < 1.0:
-        probs = scaled.softmax(-1)
-        kept = int((probs.cumsum(-1) - probs < params.top_p).sum())
+    values, tokens = logits.topk(min(HEAD, len(logits)))                    # [N], likeliest first
+    tokens, values = tokens[values > -torch.inf], values[values > -torch.inf]
+    scaled = values.double() / params.temperature                           # float64: small ones do not overflow
+    kept = _kept(scaled, logits, params)
+    if kept is None:
+        values, tokens = logits.sort(descending=True, stable=True)
+        scaled = values.double() / params.temperature
+        kept = _kept(scaled, None, params) or 0
+    if kept < len(tokens):
         tokens, scaled = tokens[:kept], scaled[:kept]
-    return tokens, scaled
+        return int(tokens[(scaled + gumbel(tokens, params, position)).argmax()])
+    return _argmax_over_all(logits, tokens, scaled, params, position)
+
+
+def _kept(scaled: Tensor, logits: Tensor | None, params: SamplingParams) -> int | None:
+    """How many of the likeliest tokens `top_k`, then `top_p` keep: the fewest whose probabilities reach it.
+
+    Args:
+        scaled: [N], descending, float64.
+        logits: [V] of all tokens, of which `scaled` are the head; None if they are all.
+
+    Returns:
+        None if the head does not tell.
+    """
+    count = len(scaled) if params.top_k is None else min(params.top_k, len(scaled))
+    if params.top_p >= 1.0:
+        return count if logits is None or params.top_k is None or params.top_k <= len(scaled) else None
+    whole = scaled[:count] if params.top_k is not None or logits is None else logits.double() / params.temperature
+    if params.top_k is not None and logits is not None and params.top_k > len(scaled):
+        return None
+    before = (scaled[:count] - whole.logsumexp(-1)).exp().cumsum(-1).roll(1)
+    before[0] = 0.0
+    kept = int((before < params.top_p).sum())
+    return None if logits is not None and kept == len(scaled) < len(logits) else kept
+
+
+def _argmax_over_all(
+    logits: Tensor, tokens: Tensor, scaled: Tensor, params: SamplingParams, position: int
+) -> int:
+    """The token with the greatest sum of score and noise, of all of them.
+
+    Beyond the head a score is at most the head's last, so only noise that makes up for that can win; noise rises
+    with the bits that it is made of, so they are compared first.
+
+    Args:
+        logits: [V].
+        tokens, scaled: the head of it, likeliest first.
+    """
+    if len(tokens) < HEAD:  # all that are possible
+        return int(tokens[(scaled + gumbel(tokens, params, position)).argmax()])
+    bits = noise_bits(torch.arange(len(logits), device=logits.device), params, position)
+    sums = scaled + _gumbel(bits[tokens])
+    best = int(sums.argmax())
+    least = math.exp(-math.exp(min(700.0, float(scaled[-1] - sums[best])))) * 2.0**32 - 1
+    rivals = (bits >= least).nonzero().squeeze(-1)
+    rival_sums = logits[rivals].double() / params.temperature + _gumbel(bits[rivals])
+    if len(rivals) and float(rival_sums.max()) > float(sums[best]):
+        return int(rivals[rival_sums.argmax()])
+    return int(tokens[best])
 
 
 def gumbel(tokens: Tensor, params: SamplingParams, position: int) -> Tensor:
     """Standard Gumbel noise for each token id, [C] int64 -> [C] float64: -log(-log(u)), u uniform in (0, 1)."""
+    return _gumbel(noise_bits(tokens, params, position))
+
+
+def _gumbel(bits: Tensor) -> Tensor:
+    return -torch.log(-torch.log((bits.double() + 0.5) * 2.0**-32))
+
+
+def noise_bits(tokens: Tensor, params: SamplingParams, position: int) -> Tensor:
+    """32 random bits for each token id, [C] int64."""
     first, second = noise_key(params, position)
-    bits = _mix(_mix(tokens * 0x9E3779B1 & _32 ^ first) ^ second)
-    uniform = (bits.double() + 0.5) * 2.0**-32
-    return -torch.log(-torch.log(uniform))
+    words = (tokens.to(torch.int32) * _GOLDEN).bitwise_xor_(first)
+    return _mix(_mix(words).bitwise_xor_(second)).to(torch.int64).bitwise_and_(_32)
 
 
 def noise_key(params: SamplingParams, position: int) -> tuple[int, int]:
-    """Two 32-bit words that name one draw."""
+    """Two signed 32-bit words that name one draw."""
     name = repr((params.seed, params.path, params.sample, position)).encode()
     digest = hashlib.blake2b(name, digest_size=8).digest()
-    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+    return int.from_bytes(digest[:4], "little", signed=True), int.from_bytes(digest[4:], "little", signed=True)
 
 
 _32 = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B1 - 2**32  # 2**32 divided by the golden ratio, as a signed word
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words, held in int64, in which every input bit changes half of the output bits.
+    """A bijection of 32-bit words, in place, in int32, in which every input bit changes half of the output bits.
 
     The constants of `lowbias32` by Chris Wellons, found by search (nullprogram.com, "Prospecting for Hash Functions").
     """
-    x = (x ^ (x >> 16)) * 0x7FEB352D & _32
-    x = (x ^ (x >> 15)) * 0x846CA68B & _32
-    return x ^ (x >> 16)
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D)
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(0x846CA68B - 2**32)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

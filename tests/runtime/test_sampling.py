@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from branchwise.runtime.sampling import SamplingParams, gumbel, sample
+from branchwise.runtime.sampling import SamplingParams, gumbel, noise_bits, sample
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0, -30.0])
 
@@ -64,3 +64,40 @@ def test_what_is_not_allowed_is_never_drawn(temperature: float) -> None:
     allowed = torch.tensor([False, False, True, True, False, True])
     params = SamplingParams(temperature=temperature)
     assert {sample(LOGITS, params, position, allowed) for position in range(200)} <= {2, 3, 5}
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0, 100.0])
+@pytest.mark.parametrize("spread", [0.5, 3.0, 8.0])
+def test_a_draw_from_a_large_vocabulary_is_the_argmax_over_all_of_it(temperature: float, spread: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(50_000) * spread
+    everyone = torch.arange(50_000)
+    for position in range(30):
+        params = SamplingParams(temperature=temperature, seed=9)
+        sums = logits.double() / temperature + gumbel(everyone, params, position)
+        assert sample(logits, params, position) == int(sums.argmax())
+
+
+@pytest.mark.parametrize("top_k", [None, 50, 1500])
+@pytest.mark.parametrize("top_p", [0.2, 0.9, 0.9999])
+@pytest.mark.parametrize("spread", [0.2, 4.0])
+def test_truncation_keeps_the_same_tokens_whatever_is_looked_at_first(
+    top_k: int | None, top_p: float, spread: float
+) -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(5_000) * spread
+    values, order = logits.double().sort(descending=True)
+    values = values[:top_k]
+    before = values.softmax(-1).cumsum(-1) - values.softmax(-1)
+    allowed = set(order[: int((before < top_p).sum())].tolist())
+    found = draws(300, logits, top_k=top_k, top_p=top_p, seed=4)
+    assert set(found) <= allowed
+    assert len(set(found)) > min(len(allowed), 300) * 0.2
+
+
+def test_the_noise_of_a_draw_is_what_it_always_was() -> None:
+    bits = noise_bits(torch.arange(4), SamplingParams(seed=1, path=(2,), sample=3), 5)
+    assert bits.tolist() == PINNED
+
+
+PINNED = [790346138, 1315389973, 781738785, 1633258092]
