@@ -136,12 +136,3 @@ def demo_model() -> Path:
         if os.environ.get("CI"):
             pytest.fail(f"the demo model must be there in CI: {error}", pytrace=False)
         pytest.skip(f"no demo model: {error}")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
