@@ -6,7 +6,7 @@ import os
 # long: on a busy machine a step then takes four times as long. With this it takes twice, and no longer on an idle one.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from .engine import Engine, Handle, Pin
+from .engine import Engine
 from .errors import (
     CacheError,
     ConstraintError,
@@ -18,6 +18,7 @@ from .errors import (
     RequestTooLong,
     WeightsError,
 )
+from .handles import Handle, Pin
 from .params import GenerateParams
 from .request import Delta, Result
 from .stats import Stats

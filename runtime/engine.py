@@ -9,11 +9,9 @@ their own. Nothing here knows a program: see `branchwise.function` for that.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import random
-import threading
 import time
 import weakref
 from array import array
@@ -31,8 +29,9 @@ from .constrain import Compiler, Constraint
 from .constrain.vocab import Vocab
 from .drawing import as_dot
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
+from .handles import Gather, Handle, Pin, for_sample, settle, wait_for
 from .kv import KVPool, bytes_per_slot
-from .loop import Ask, Cancel, StepLoop, Submit
+from .loop import Ask, StepLoop
 from .model import Model
 from .model.load import load_model
 from .models import resolve
@@ -46,58 +45,9 @@ from .stats import Stats
 from .text import StopMatcher
 from .tiers import Tiers, open_tiers
 from .tokenizer import Tokenizer
-from .tree import Node, RadixTree
+from .tree import RadixTree
 
 T = TypeVar("T")
-
-
-class Handle:
-    """Something that was started. `cancel` may be called from any thread, at any time, any number of times."""
-
-    def __init__(self, loop: StepLoop) -> None:
-        self._loop = loop
-        self._lock = threading.Lock()
-        self._requests: tuple[Request, ...] = ()
-        self._cancelled = False
-
-    def cancel(self) -> None:
-        """Stop soon; callbacks get what was generated so far, with finish reason "cancelled"."""
-        with self._lock:
-            self._cancelled = True
-            self._post_cancel()
-
-    def _submit(self, requests: tuple[Request, ...]) -> None:
-        with self._lock:
-            self._requests = requests
-            self._loop.post(Submit(requests))
-            if self._cancelled:
-                self._post_cancel()
-
-    def _post_cancel(self) -> None:
-        with contextlib.suppress(EngineClosed):  # closing ended the requests already
-            self._loop.post(Cancel(self._requests))
-
-
-class Pin:
-    """A prefix that stays cached, also as a context manager."""
-
-    def __init__(self, loop: StepLoop, node: Node, num_tokens: int) -> None:
-        self._loop = loop
-        self._node: Node | None = node
-        self.num_tokens = num_tokens
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Let the prefix be evicted again. Twice is fine."""
-        node, self._node = self._node, None
-        if node is not None:
-            with contextlib.suppress(EngineClosed):  # the cache has gone as a whole
-                self._loop.post(Ask(lambda scheduler: scheduler.tree.unpin(node), Future()))
 
 
 class Engine:
@@ -197,9 +147,9 @@ class Engine:
             self.prompt_tokens(prompt),
             generate_params(**params),
             n=n or 1,
-            on_done=lambda sample, result: _settle(waits[sample], result),
+            on_done=lambda sample, result: settle(waits[sample], result),
         )
-        results = _wait(waits, handle)
+        results = wait_for(waits, handle)
         return results if n is not None else results[0]
 
     def score(
@@ -223,9 +173,9 @@ class Engine:
             self.prompt_tokens(prompt),
             encoded,
             cache_salt=cache_salt,
-            on_done=lambda scores: _settle(wait, scores),
+            on_done=lambda scores: settle(wait, scores),
         )
-        return _wait([wait], handle)[0]
+        return wait_for([wait], handle)[0]
 
     def pin(self, prompt: str | Sequence[int], *, cache_salt: str | None = None) -> Pin:
         """Compute a prompt, unless it is cached, and keep it from eviction until the pin is released.
@@ -244,9 +194,9 @@ class Engine:
             tokens,
             GenerateParams(max_tokens=1, temperature=0, cache_salt=cache_salt),
             pin=True,
-            on_done=lambda _, result: _settle(wait, result),
+            on_done=lambda _, result: settle(wait, result),
         )
-        node = _wait([wait], handle)[0].pinned
+        node = wait_for([wait], handle)[0].pinned
         assert node is not None, "the prompt was computed, but not pinned"
         return Pin(self._loop, node, len(tokens))
 
@@ -278,7 +228,7 @@ class Engine:
         handle = Handle(self._loop)
 
         def submit(constraint: Constraint | None) -> None:
-            handle._submit(
+            handle.submit(
                 tuple(
                     Request(
                         tokens=array("i", prompt),
@@ -301,8 +251,8 @@ class Engine:
                         constraint=constraint.start() if constraint else None,
                         detokenizer=self.tokenizer.detokenizer(),
                         stops=StopMatcher(params.stop),
-                        on_delta=_for_sample(on_delta, i) if on_delta else None,
-                        on_done=_for_sample(on_done, i),
+                        on_delta=for_sample(on_delta, i) if on_delta else None,
+                        on_done=for_sample(on_done, i),
                     )
                     for i in range(n)
                 )
@@ -313,7 +263,7 @@ class Engine:
                 submit(future.result())
             except Exception as error:
                 for i in range(n):
-                    self._loop.tell(_for_sample(on_done, i), error)
+                    self._loop.tell(for_sample(on_done, i), error)
 
         spec = params.constraint()
         if spec is None:
@@ -336,15 +286,15 @@ class Engine:
             self._check_prompt(prompt)
             self._check_prompt(prompt + tokens[:-1])
         handle = Handle(self._loop)
-        gather = _Gather(len(continuations), on_done)
-        handle._submit(
+        gather = Gather(len(continuations), on_done)
+        handle.submit(
             tuple(
                 Request(
                     tokens=prompt + tokens,
                     num_prompt=len(prompt),
                     score_from=len(prompt),
                     namespace=cache_salt,
-                    on_done=_for_sample(gather, i),
+                    on_done=for_sample(gather, i),
                 )
                 for i, tokens in enumerate(continuations)
             )
@@ -459,47 +409,11 @@ class Engine:
             raise OutOfSlots(wanted=len(prompt), free=self.num_slots, total=self.num_slots, prompt_alone=True)
 
 
-class _Gather:
-    """Collects the results of several requests; the first failure is the failure of all."""
-
-    def __init__(self, count: int, on_done: Callable[[Any], None]) -> None:
-        self._results: list[Any] = [None] * count
-        self._missing = count
-        self._on_done = on_done
-
-    def __call__(self, index: int, result: Any) -> None:
-        """On the completion thread only."""
-        self._results[index] = result
-        self._missing -= 1
-        if self._missing == 0:
-            failed = [r for r in self._results if isinstance(r, Exception)]
-            self._on_done(failed[0] if failed else self._results)
-
-
 def attention_for(model: Model) -> Attention:
     """The fastest backend for where the model runs."""
     if model.device.type == "cpu" and is_available():
         return CpuAttention()
     return ReferenceAttention()
-
-
-def _for_sample(callback: Callable[[int, Any], None], sample: int) -> Callable[[Any], None]:
-    return lambda value: callback(sample, value)
-
-
-def _settle(future: Future[Any], result: object) -> None:
-    if isinstance(result, Exception):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
-
-
-def _wait(waits: Sequence[Future[T]], handle: Handle) -> list[T]:
-    try:
-        return [future.result() for future in waits]
-    except BaseException:  # an interrupt as well as a failure: nothing goes on unseen
-        handle.cancel()
-        raise
 
 
 def _close(loop: StepLoop, compiler: Compiler, tiers: Tiers | None) -> None:
