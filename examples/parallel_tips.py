@@ -16,7 +16,7 @@ def advice(s: State) -> None:
         branches.join()
         for i, (beginning, tip) in enumerate(zip(BEGINNINGS, s["tip"], strict=True), 1):
             s += f"\n{i}. {beginning}{tip}."
-        s += "\n\nThe most important of these is to" + gen("advice", stop="\n")
+        s += "\n\nThe most important of these is to" + gen("advice", stop=["\n", "."]) + "."
 
 
 def main(engine: Engine) -> None:

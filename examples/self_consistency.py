@@ -20,7 +20,7 @@ Reasoning: Tom had 10 coins. He lost 4. 10 - 4 = 6. The answer is 6.
 @function
 def solve(s: State, question: str) -> str | None:
     s += WORKED + f"Question: {question}\nReasoning:"
-    s += gen("reasoning", n=8, temperature=0.7, seed=1, max_tokens=48, stop="\n")
+    s += gen("reasoning", n=8, temperature=0.7, seed=1, max_tokens=36, stop="\n")
     return vote(s["reasoning"])
 
 
