@@ -25,7 +25,7 @@ def convert(gguf: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(**location)
     _restore_pre_tokenizer(gguf, tokenizer)
     model = _load_weights(gguf, config)
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     model.save_pretrained(folder)
@@ -38,8 +38,8 @@ def _load_weights(gguf: Path, config: Any) -> Any:
     The empty model only gives the names: transformers' own loader would ask for one more package to do the same.
     """
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    content = load_gguf_checkpoint(  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    content = load_gguf_checkpoint(
         str(gguf), return_tensors=True, model_to_load=model, torch_dtype=torch.float32
     )
     missing = set(model.load_state_dict(content["tensors"], strict=False, assign=True).missing_keys)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from .errors import RequestError
+
 MOST_CHARACTERS = 60
 
 
@@ -22,3 +24,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names)}."
+
+
+def check_name(name: str, known: Iterable[str], *, where: str = "") -> None:
+    """Raise `RequestError` unless `name` is one of the `known` options; the message begins with `where`."""
+    names = list(known)
+    if name not in names:
+        raise RequestError(f"{where}there is no option {name}. {nearest(name, names)}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from .constrain import Choices, Regex
 from .errors import RequestError
-from .messages import nearest, shown
+from .messages import check_name, shown
 
 _KINDS: tuple[tuple[str, Any, str, bool], ...] = (
     ("max_tokens", int, "a whole number", False),
@@ -101,10 +101,8 @@ def generate_params(**given: Any) -> GenerateParams:
     Raises:
         RequestError: there is no such option, or it has a value it cannot have.
     """
-    known = GenerateParams.__dataclass_fields__
     for name in given:
-        if name not in known:
-            raise RequestError(f"there is no option {name}. {nearest(name, known)}")
+        check_name(name, GenerateParams.__dataclass_fields__)
     return GenerateParams(**given)
 
 

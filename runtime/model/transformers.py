@@ -91,7 +91,7 @@ class _Probe:
 
 
 def attend_through_pool(
-    module: torch.nn.Module,
+    module: Any,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -111,7 +111,7 @@ def attend_through_pool(
         [1, T, H, D], and no weights.
     """
     assert attention_mask is None, "a mask was built for attention that needs none"
-    layer: int = module.layer_idx  # type: ignore[assignment]  # nn.Module types every attribute as a tensor
+    layer: int = module.layer_idx
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     rows = q[0].transpose(0, 1)                                            # [T, H, D]
     match branchwise_step:
@@ -140,7 +140,7 @@ def refuse_recurrent(config: transformers.PreTrainedConfig) -> None:
 def load_weights(folder: Path, dtype: torch.dtype) -> Any:
     """The model in `folder` with every weight from its safetensors files; none is left random."""
     if not sys.stderr.isatty():
-        disable_progress_bar()  # type: ignore[no-untyped-call]  # bars are for people who watch
+        disable_progress_bar()  # bars are for people who watch
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,9 @@ def scripted(eventually: Callable[[Callable[[], bool]], None]) -> Iterator[Calla
     """Makes scripted backends, and checks at the end that no session of theirs was left open."""
     made: list[Scripted] = []
 
-    def make(*args: object, **kwargs: object) -> Scripted:
-        made.append(Scripted(*args, **kwargs))  # type: ignore[arg-type]  # passed on as they are
+    def make(*args: Any, **kwargs: Any) -> Scripted:
+        made.append(Scripted(*args, **kwargs))
         return made[-1]
 
     yield make
-    for backend in made:
-        eventually(lambda backend=backend: backend.open_sessions == 0)  # type: ignore[misc]  # bound in the loop
+    eventually(lambda: all(backend.open_sessions == 0 for backend in made))

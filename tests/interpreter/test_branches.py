@@ -119,7 +119,7 @@ def test_a_fork_without_a_number_is_one_branch_and_an_unknown_option_is_refused(
     def write(s: State) -> None:
         assert len(s.fork()) == 1
         with pytest.raises(CallError) as caught:
-            s.fork(size=3)  # type: ignore[arg-type]
+            s.fork(size=3)  # type: ignore[arg-type]  # wrong on purpose: it is refused
         assert str(caught.value) == "fork(): there is no option size. Write s.fork(3) for three branches."
 
     run(write, scripted({}))

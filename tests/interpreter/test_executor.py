@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +11,9 @@ import pytest
 from branchwise.interpreter import Cancelled, Completion, Delta, GenerationError, Scripted, State, function
 from branchwise.interpreter.executor import Executor
 from branchwise.interpreter.outcome import Outcome
-from branchwise.interpreter.session import Cancel, Listener
+from branchwise.interpreter.session import Cancel, Listener, Selection, Session
 from branchwise.interpreter.transcript import Ask
-from branchwise.lang import Concat, ConstraintError, Gen, GenOptions, Text, gen, select
+from branchwise.lang import Concat, ConstraintError, Gen, GenOptions, Select, Text, gen, select
 
 Make = Callable[..., Scripted]
 Eventually = Callable[[Callable[[], bool]], None]
@@ -24,9 +24,10 @@ def run(write: Callable[[State], Any], backend: Scripted, **options: Any) -> Sta
 
 
 @pytest.fixture(params=[None, 0.001], ids=["at once", "from a thread"])
-def delay_s(request: pytest.FixtureRequest) -> Iterator[float | None]:
+def delay_s(request: pytest.FixtureRequest) -> float | None:
     """Both ways in which a backend may answer."""
-    return request.param  # type: ignore[no-any-return]
+    delay: float | None = request.param
+    return delay
 
 
 def test_operations_are_done_in_order(scripted: Make, delay_s: float | None) -> None:
@@ -229,13 +230,19 @@ class Faulty:
     def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
         raise self.error
 
+    def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
+        raise self.error
+
+    def fork(self, count: int) -> list[Session]:
+        raise self.error
+
     def close(self) -> None:
         self.closed += 1
 
 
 def test_a_session_that_raises_fails_the_operation_and_is_closed() -> None:
     session = Faulty(RuntimeError("broken"))
-    executor = Executor(session)  # type: ignore[arg-type]  # what is not called is left out
+    executor = Executor(session)
     outcome = Outcome()
     executor.add([Ask(Gen("a", GenOptions()), outcome, "here:1")])
     with pytest.raises(GenerationError, match=r'^gen\("a"\): broken'):
@@ -245,7 +252,7 @@ def test_a_session_that_raises_fails_the_operation_and_is_closed() -> None:
 
 def test_a_session_that_cannot_append_fails_what_comes_after() -> None:
     session = Faulty(RuntimeError("broken"))
-    executor = Executor(session)  # type: ignore[arg-type]  # what is not called is left out
+    executor = Executor(session)
     executor.add([Text("x")])
     with pytest.raises(GenerationError, match=r"^appending text: broken"):
         executor.wait()
@@ -260,7 +267,7 @@ def test_an_answer_that_contradicts_its_pieces_is_a_failure_and_no_hang() -> Non
             return lambda: None
 
     outcome = Outcome()
-    Executor(Liar(ValueError())).add([Ask(Gen("a", GenOptions()), outcome, "here:1")])  # type: ignore[arg-type]
+    Executor(Liar(ValueError())).add([Ask(Gen("a", GenOptions()), outcome, "here:1")])
     with pytest.raises(GenerationError, match="pieces 'one' are not the beginning of the text 'two'"):
         outcome.value()
 
@@ -279,7 +286,7 @@ def test_what_is_cancelled_while_it_is_being_asked_is_stopped() -> None:
             return stop
 
     session, outcome = Slow(ValueError()), Outcome()
-    executor = Executor(session)  # type: ignore[arg-type]  # what is not called is left out
+    executor = Executor(session)
     executor.add([Ask(Gen("a", GenOptions()), outcome, "here:1")])
     assert stopped == ["a"]
     assert session.closed == 1

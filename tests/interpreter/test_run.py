@@ -260,20 +260,21 @@ def test_a_stream_ends_with_a_failure_that_its_program_did_not_read(scripted: Ma
         state.sync()
 
 
+def endless(s: State) -> None:
+    while True:
+        s += gen("a")
+        s["a"]
+
+
 @pytest.mark.parametrize("read", [False, True])
 def test_a_stream_that_nobody_holds_ends(read: bool, scripted: Make, eventually: Eventually) -> None:
-    def write(s: State) -> None:
-        while True:
-            s += gen("a")
-            s["a"]
-
     backend = scripted({"a": "x" * 50}, delay_s=0.001, piece_len=1)
-    state = function(write).stream(backend=backend)
+    state = function(endless).stream(backend=backend)
     if read:
         next(iter(state.text_iter()))
     del state
     eventually(lambda: backend.open_sessions == 0)
-    eventually(lambda: not any(thread.name == "branchwise-write" for thread in threading.enumerate()))
+    eventually(lambda: not any(thread.name == "branchwise-endless" for thread in threading.enumerate()))
 
 
 def test_a_stream_that_nobody_holds_ends_also_while_it_waits_for_a_branch(
@@ -306,13 +307,8 @@ def test_a_failed_stream_is_not_kept_by_its_error(scripted: Make, eventually: Ev
 
 
 def test_cancelling_a_stream_ends_its_program(scripted: Make, eventually: Eventually) -> None:
-    def write(s: State) -> None:
-        while True:
-            s += gen("a")
-            s["a"]
-
     backend = scripted({"a": "x" * 50}, delay_s=0.001, piece_len=1)
-    state = function(write).stream(backend=backend)
+    state = function(endless).stream(backend=backend)
     next(iter(state.text_iter()))
     state.cancel()
     with pytest.raises(Cancelled, match=r"cancel\(\) was called"):
