@@ -296,12 +296,26 @@ class StepLoop:
         try:
             if request.score_from is not None:
                 self._scored(request, logits[rows])
-            elif request.sampling.greedy and request.constraint is None:
-                self._sampled(request, likeliest[rows[0]])
             else:
-                self._sampled(request, self._sample(request, logits[rows[0]]))
+                self._sample_along_draft(request, logits, rows, likeliest)
         except Exception as error:
             self._fail(request, error)
+
+    def _sample_along_draft(self, request: Request, logits: Tensor, rows: list[int], likeliest: list[int]) -> None:
+        """Sample the token after a request's own, and go on while what is sampled is what was drafted."""
+        for place, row in enumerate(rows):
+            if request.sampling.greedy and request.constraint is None:
+                token = likeliest[row]
+            else:
+                token = self._sample(request, logits[row])
+            guessed = place < request.drafted and token == request.draft[place]
+            request.accepted += guessed
+            self._sampled(request, token)
+            if request.finished:
+                return
+            if not guessed:
+                break
+        request.settle(self._scheduler.tree)
 
     def _sample(self, request: Request, logits: Tensor) -> int:
         allowed = None

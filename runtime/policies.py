@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 import random as _random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from .request import Request
     from .tree import Node
+
+log = logging.getLogger("branchwise")
+
+T = TypeVar("T")
+
+
+def guarded(order: Callable[[T], Any], otherwise: Callable[[T], Any], what: str) -> Callable[[T], Any]:
+    """A user's order that nothing can go wrong with: what it fails on comes last, in the order `otherwise`.
+
+    It fails if it raises, or gives neither a number nor a tuple of numbers. The first failure is logged as an error.
+    """
+    told = False
+
+    def key(item: T) -> Any:
+        nonlocal told
+        try:
+            return (False, *_numbers(order(item)))
+        except Exception:
+            if not told:
+                told = True
+                log.exception("the %s order %r failed; what it fails on comes last", what, order)
+            return True, otherwise(item)
+
+    return key
+
+
+def _numbers(key: object) -> tuple[float, ...]:
+    numbers = key if isinstance(key, tuple) else (key,)
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise TypeError(f"an order must give a number or a tuple of numbers, got {key!r}")
+    return numbers
 
 # ------------------------------------------------------------------------------------------------------- eviction
 

@@ -53,8 +53,9 @@ class Request:
     """A generation, or the scoring of a text that is given.
 
     The sequence is `tokens`: [0, path_len) is the path to `node` in the tree, [path_len, computed) its `tail`, and
-    [computed, len) is pending. While `node` is None nothing is locked or held: the request waits, and finds its
-    path again when it is admitted.
+    [computed, len) is pending. In a step that computes the last of them, `draft` comes along and counts as computed
+    until it is settled: samples that agree with it need no step of their own. While `node` is None nothing is locked
+    or held: the request waits, and finds its path again when it is admitted.
     """
 
     tokens: array[int]
@@ -77,7 +78,10 @@ class Request:
 
     id: int = field(default_factory=lambda: next(_ids))  # in order of arrival
     node: Node | None = None
-    tail: Node | None = None        # its tokens that fill no page yet, below `node`
+    tail: Node | None = None        # its tokens that fill no page yet, and its draft, below `node`
+    draft: array[int] = field(default_factory=lambda: array("i"))  # what is likely to follow `tokens`
+    drafted: int = 0                # tokens of it that are in the tail, in the step in progress
+    accepted: int = 0               # those of them that were sampled, too
     computed: int = 0
     hit_len: int | None = None      # prompt tokens found in the tree when first admitted
     counted: bool = False           # that number is in the statistics
@@ -100,12 +104,21 @@ class Request:
     def path_len(self) -> int:
         return self.computed - (len(self.tail) if self.tail else 0)
 
+    def settle(self, tree: RadixTree) -> None:
+        """After a step: what was accepted of the draft counts, and the slots of the rest are free again."""
+        if self.drafted:
+            assert self.node is not None and self.tail is not None
+            refused = self.drafted - self.accepted
+            self.node, self.tail = tree.keep(self.node, self.tail, len(self.tail) - refused)
+            self.computed -= refused
+            self.draft, self.drafted, self.accepted = self.draft[:0], 0, 0
+
     def drop_tail(self, tree: RadixTree) -> None:
         """Give the tail back; its tokens are pending again."""
         if self.tail is not None:
             self.computed -= len(self.tail)
             tree.drop_tail(self.tail)
-            self.tail = None
+            self.tail, self.drafted, self.accepted = None, 0, 0
 
     @property
     def num_sampled(self) -> int:

@@ -16,6 +16,7 @@ from .errors import OutOfSlots
 from .layout import Layout, Wanted, build_layout
 from .policies import AdmissionOrder
 from .request import Request
+from .retraction import choose
 from .tiers import Tiers
 from .tree import RadixTree
 from .waiting import Waiting
@@ -37,7 +38,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _Step:
     budget: int
     placed: dict[Request, None] = field(default_factory=dict)  # in order
 
@@ -85,6 +86,7 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """Forget a request, whatever it was doing; its path stays cached."""
         if request.node is not None:
+            request.settle(self.tree)
             self._release(request)
             self.running.remove(request)
             self._usual_answer += SLOW_AVERAGE * (request.num_sampled - self._usual_answer)
@@ -97,21 +99,21 @@ class Scheduler:
         Raises:
             StuckRequest: one request is alone and the pool is full.
         """
-        draft = _Draft(self.max_step_tokens)
+        step = _Step(self.max_step_tokens)
         while self.suspects:
             suspect = self.suspects.popleft()
-            if suspect in self.waiting and self._admit(suspect, draft):
-                return self._finish_plan(list(draft.placed))
+            if suspect in self.waiting and self._admit(suspect, step):
+                return self._finish_plan(list(step.placed))
         self.running.sort(key=lambda r: (r.end - r.computed > 1, r.id))  # who decodes goes before who prefills
         for request in list(self.running):
-            if request.node is not None and draft.budget > 0:
-                self._continue(request, draft)
+            if request.node is not None and step.budget > 0:
+                self._continue(request, step)
         if self.waiting:
             self.waiting.begin_step(Counter(r.routing_key for r in self.running))
-        while self.waiting and draft.budget > 0 and len(self.running) < self.max_running:
-            if not self._admit(self.waiting.next(), draft):
+        while self.waiting and step.budget > 0 and len(self.running) < self.max_running:
+            if not self._admit(self.waiting.next(), step):
                 break
-        return self._finish_plan(list(draft.placed)) if draft.placed else None
+        return self._finish_plan(list(step.placed)) if step.placed else None
 
     def undo(self, plan: Plan) -> None:
         """The step of `plan` failed: its tokens leave the tree, its requests lose their place in it and wait again."""
@@ -121,34 +123,37 @@ class Scheduler:
         self.tree.abandon()
         self.add(plan.placed)
 
-    def _continue(self, request: Request, draft: _Draft) -> None:
+    def _continue(self, request: Request, step: _Step) -> None:
         """Place the next tokens of a running request, sending younger ones back if slots run out."""
         while request.node is not None:
             try:
-                self._place(request, draft)
+                self._place(request, step)
                 return
-            except OutOfSlots:
-                victim = self._victim(request, draft)
-                if victim is request and len(self.running) == 1 and not draft.placed:
+            except OutOfSlots as full:
+                younger = [r for r in self.running if r.id > request.id and r.priority <= request.priority]
+                missing = full.wanted - full.free - full.evictable
+                victims = choose([r for r in younger if r not in step.placed], missing)
+                if not victims and len(self.running) == 1 and not step.placed:
                     raise StuckRequest(request) from None
-                self._retract(victim)
+                for victim in victims or [request]:
+                    self._retract(victim)
 
-    def _admit(self, request: Request, draft: _Draft) -> bool:
+    def _admit(self, request: Request, step: _Step) -> bool:
         """Start a waiting request, if there is room for its prompt beside what those that run will still need."""
         tree = self.tree
-        found = tree.match(request.tokens[: self._target(request, draft)], tree.root(request.namespace))
+        found = tree.match(request.tokens[: self._target(request, step)], tree.root(request.namespace))
         room = tree.pool.num_free + tree.evictable - tree.evictable_on(found)
         if self.running and request.end - found.length + self._still_needed() > room:
             return False
         request.node = tree.lock(found, priority=request.priority)
         request.computed = found.length
         if self.tiers is not None:
-            self._restore(request, self._target(request, draft), self.tiers)
+            self._restore(request, self._target(request, step), self.tiers)
         if request.hit_len is None:
             request.hit_len = min(request.computed, request.num_prompt - 1)
         self.waiting.admitted(request)
         self.running.append(request)
-        self._continue(request, draft)
+        self._continue(request, step)
         return request.node is not None
 
     def _restore(self, request: Request, end: int, tiers: Tiers) -> None:
@@ -171,42 +176,56 @@ class Scheduler:
             for r in self.running
         )
 
-    def _place(self, request: Request, draft: _Draft) -> None:
+    def _place(self, request: Request, step: _Step) -> None:
         """Move a request along what the tree has of its next tokens, and add the rest as far as the budget goes."""
-        end, tree = self._target(request, draft), self.tree
+        end, tree = self._target(request, step), self.tree
         assert request.node is not None
         found = tree.match(request.tokens[request.path_len : end], request.node)
         if found.length:
             request.drop_tail(tree)  # the tree has its page, whole
             request.computed = max(request.computed, request.path_len + found.length)
             request.node = tree.lock(found, request.node, request.priority)
-        count = min(end - request.computed, draft.budget)
+        count = min(end - request.computed, step.budget)
         if count:
-            if request.computed == request.num_prompt and request.tail is None and request.score_from is None:
-                request.node.sealed = True
+            self._seal_prompt(request)
             more = request.tokens[request.computed : request.computed + count]
             request.node, request.tail = tree.append(request.node, more, request.tail)
             request.computed += count
             if request.computed <= request.num_prompt:
                 self.waiting.grew(request)
-        draft.budget -= max(count, request.computed - request.first_wanted, 1)  # rows can be read again, too
-        draft.placed[request] = None
+        if request.draft and request.computed == request.end:
+            self._place_draft(request, step.budget - max(count, 1))
+            count += request.drafted
+        step.budget -= max(count, request.computed - request.first_wanted, 1)  # rows can be read again, too
+        step.placed[request] = None
 
-    def _target(self, request: Request, draft: _Draft) -> int:
+    def _place_draft(self, request: Request, room: int) -> None:
+        """Compute a request's draft in the same step, cut to what there is room for: nobody makes way for a guess."""
+        assert request.node is not None
+        request.draft = request.draft[:max(0, room)]
+        if not request.draft:
+            return
+        self._seal_prompt(request)
+        count = len(request.draft)
+        try:
+            request.node, request.tail = self.tree.append(request.node, request.draft, request.tail, drafts=count)
+        except OutOfSlots:
+            request.draft = request.draft[:0]
+        else:
+            request.computed += count
+            request.drafted = count
+
+    def _seal_prompt(self, request: Request) -> None:
+        """If a request's path ends where its prompt does, what follows opens a child."""
+        if request.computed == request.num_prompt and request.tail is None and request.score_from is None:
+            assert request.node is not None
+            request.node.sealed = True
+
+    def _target(self, request: Request, step: _Step) -> int:
         """How far a request may get in this step, as far as its rows go that are in the tree already."""
         if request.score_from is None:
             return request.end
-        return min(request.end, request.first_wanted + draft.budget)
-
-    def _victim(self, request: Request, draft: _Draft) -> Request:
-        """Who is sent back so that `request` can go on: of the younger ones without rows in this step, or itself.
-
-        The lowest priority first, then the cheapest to compute again. One whose every token another shares frees
-        nothing by going: such twins go when there is nobody else, the youngest first.
-        """
-        younger = [r for r in self.running if r.id > request.id and r.priority <= request.priority]
-        free_to_go = [r for r in younger if r not in draft.placed]
-        return min(free_to_go, key=lambda r: (r.priority, not _own_tokens(r), _own_tokens(r), -r.id), default=request)
+        return min(request.end, request.first_wanted + step.budget)
 
     def _retract(self, request: Request) -> None:
         self._release(request)
@@ -229,12 +248,6 @@ class Scheduler:
             wanted.append((request, range(first, len(places))))
         layout = build_layout(self.tree.fresh_nodes(), places)
         return Plan(layout, wanted, placed)
-
-
-def _own_tokens(request: Request) -> int:
-    """How many tokens would have to be computed again if only what others use stayed."""
-    tip = request.tail or request.node
-    return sum(len(node) for node in tip.path() if node.lock <= 1) if tip else 0
 
 
 def _wanted_places(request: Request) -> list[Wanted]:

@@ -7,8 +7,10 @@ evicted. It knows integers only: no tensors, no requests, no model.
 A sequence that is being computed *locks* the path from the root to the node where it ends. What no
 sequence locks is kept for later and evicted, leaves first, when slots are needed.
 
-With pages of several slots, edges are whole pages. The tokens of a sequence that do not fill a page
-are its *tail*: a node below the path that nobody else finds. It joins the tree when its page is full.
+What may still be taken back has slots, but no place in the tree: it is the sequence's *tail*, a node
+below the path that nobody else finds. With pages of several slots, edges are whole pages, and the tail
+is first of all the tokens that do not fill a page; they join the tree when their page is full. Drafts,
+tokens that are computed on the guess that they will be sampled, come last in it for one step.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from .errors import OutOfSlots
-from .policies import EvictionOrder, lru
+from .policies import EVICTION, EvictionOrder, guarded, lru
 from .slots import SlotPool
 
 Key: TypeAlias = int | bytes
@@ -115,7 +117,7 @@ class RadixTree:
         self.held = 0       # slots of tails
         self.evicted = 0    # slots taken back so far
         self.on_evict: OnEvict | None = None  # called while the slots still hold what is evicted
-        self._order = order
+        self._order = order if order in EVICTION.values() else guarded(order, lru, "eviction")
         self._roots: dict[Hashable, Root] = {}
         self._clock = 0
         self._leaves: list[tuple[Any, int, Node]] = []  # heap of (order, tie, unlocked leaf); entries go stale
@@ -200,24 +202,27 @@ class RadixTree:
         """Take back one pin."""
         self._pin(node, -1)
 
-    def append(self, node: Node, tokens: array[int], tail: Node | None = None) -> tuple[Node, Node | None]:
+    def append(
+        self, node: Node, tokens: array[int], tail: Node | None = None, *, drafts: int = 0
+    ) -> tuple[Node, Node | None]:
         """Add `tokens` after the caller's `tail`, or after `node`, which it holds; returns its new node and tail.
 
         The leaf grows in place if only the caller uses it; otherwise a child opens. Slots come from
-        the pool, by eviction if need be. Until `commit`, the tokens are fresh.
+        the pool, by eviction if need be. Until `commit`, the tokens are fresh. The last `drafts` of them
+        stay in the tail, whatever pages they fill, until `keep` says how many of them count.
 
         Raises:
             OutOfSlots: the pool and what can be evicted do not suffice; nothing has changed then.
         """
         assert node.lock and tokens, f"cannot append {_short(tokens)} to {node!r}"
-        if self.page_size == 1:  # no tails; this is what every decoded token comes by
+        if self.page_size == 1 and not drafts:  # no tails; this is what every decoded token comes by
             self.reserve(len(tokens))
             slots = self.pool.allocate(len(tokens), after=node.slots[-1] if node.slots else None)
             return self._attach(node, tokens, slots, 0), None
         page, started = self.page_size, len(tail) if tail else 0
         total = started + len(tokens)
-        whole = total // page * page
-        count = -(-total // page) * page - (page if tail else 0)
+        whole = (total - drafts) // page * page
+        count = -(-total // page) * page - (len(tail.slots) if tail else 0)
         last = tail.slots[-1] if tail else node.slots[-1] if node.slots else None
         slots = array("i")
         if count:
@@ -234,8 +239,31 @@ class RadixTree:
         tail = Node(node, tokens[whole:], slots[whole:], self._clock)
         tail.fresh = total - max(whole, started)
         self._fresh.append(tail)
-        self.held += page
+        self.held += len(tail.slots)
         return node, tail
+
+    def keep(self, node: Node, tail: Node, count: int) -> tuple[Node, Node | None]:
+        """The first `count` tokens of the caller's computed `tail` count, the others do not; returns node and tail.
+
+        What fills pages joins the tree. If somebody was there first, the caller moves on to theirs, and its own
+        slots are free again.
+        """
+        assert not tail.fresh and count <= len(tail), f"cannot keep {count} tokens of {tail!r}"
+        self._forget_tail(tail)
+        whole = count // self.page_size * self.page_size
+        found = self.match(tail.tokens[:whole], node)
+        if found.length:
+            node = self.lock(found, node, node.priority)
+        if found.length < whole:
+            more = slice(found.length, whole)
+            node = self._attach(node, tail.tokens[more], tail.slots[more], whole - found.length)
+        end = -(-count // self.page_size) * self.page_size
+        self.pool.free(tail.slots[: found.length] + tail.slots[end:])
+        if whole == count:
+            return node, None
+        rest = Node(node, tail.tokens[whole:count], tail.slots[whole:end], self._clock)
+        self.held += len(rest.slots)
+        return node, rest
 
     def insert(self, node: Node, tokens: array[int], fill: Callable[[array[int]], None]) -> Node:
         """Add whole pages of `tokens` that need not be computed after `node`, which the caller holds.
@@ -259,7 +287,7 @@ class RadixTree:
         return self._attach(node, tokens, slots, len(tokens))
 
     def drop_tail(self, tail: Node) -> None:
-        """Give the page of a tail back."""
+        """Give the slots of a tail back."""
         self._forget_tail(tail)
         self.pool.free(tail.slots)
 
@@ -469,7 +497,7 @@ class RadixTree:
 
     def _forget_tail(self, tail: Node) -> None:
         tail.parent, tail.fresh = None, 0
-        self.held -= self.page_size
+        self.held -= len(tail.slots)
 
     def _is_evictable_leaf(self, node: Node) -> bool:
         return not (node.lock or node.pins or node.children or node.parent is None)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Any, TypeAlias
 
-from .policies import ADMISSION, BY_HITS, DFS_WEIGHT, STATIC, AdmissionOrder, Candidate, fcfs
+from .policies import ADMISSION, BY_HITS, DFS_WEIGHT, STATIC, AdmissionOrder, Candidate, fcfs, guarded
 from .request import Request
 from .tree import RadixTree
 
@@ -43,6 +43,8 @@ class Waiting:
         self._tree = tree
         self._depth_first = policy == DFS_WEIGHT
         self._key: AdmissionOrder = ADMISSION.get(policy, fcfs) if isinstance(policy, str) else policy
+        if self._key not in ADMISSION.values():
+            self._key = guarded(self._key, fcfs, "admission")
         self._needs_hits = self._depth_first or self._key not in STATIC
         self._changes_by_itself = self._needs_hits and not self._depth_first and self._key not in BY_HITS
         self._live: dict[Request, int] = {}        # -> the step in which it came

@@ -44,6 +44,23 @@ class Sampler:
 GREEDY = Sampler()
 
 
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """Guesses the next `length` tokens of a request; every `right`-th guess or so goes wrong at its last place."""
+
+    length: int = 0
+    right: int = 2
+
+    def guess(self, sampler: Sampler, tokens: Sequence[int]) -> list[int]:
+        guess = alone(tokens, self.length, sampler)
+        if guess and len(tokens) % self.right == 0:
+            guess[-1] += 1
+        return guess
+
+
+NO_DRAFTS = Drafter()
+
+
 def alone(prompt: Sequence[int], max_tokens: int, sampler: Sampler = GREEDY) -> list[int]:
     """The tokens that a request samples when nothing is shared, cached, chunked or sent back."""
     tokens, prefix = list(prompt), prefix_hash(prompt)
@@ -78,9 +95,11 @@ class Simulation:
         self.tree = RadixTree(SlotPool(num_slots, page_size), EVICTION[eviction])
         self.scheduler = Scheduler(self.tree, max_step_tokens=max_step_tokens, max_running=max_running, policy=policy)
         self.steps: list[Step] = []
+        self.accepted = 0                         # drafted tokens that were right
         self.stuck: list[Request] = []            # ended because the pool was full
         self.admitted: dict[Request, None] = {}   # in order of their first step
         self._sampler: dict[Request, Sampler] = {}
+        self._drafter: dict[Request, Drafter] = {}
         self._written: dict[int, int] = {}        # slot -> hash of the prefix that was computed in it
         self._namespace: dict[int, Hashable] = {}
 
@@ -94,6 +113,7 @@ class Simulation:
         max_tokens: int = 1,
         *,
         sampler: Sampler = GREEDY,
+        drafter: Drafter = NO_DRAFTS,
         score_from: int | None = None,
         namespace: Hashable = None,
         priority: int = 0,
@@ -111,7 +131,9 @@ class Simulation:
             routing_key=routing_key,
             id=len(self._sampler),
         )
-        self._sampler[request] = sampler
+        self._sampler[request], self._drafter[request] = sampler, drafter
+        if score_from is None:
+            request.draft = array("i", drafter.guess(sampler, prompt))
         return request
 
     def submit(self, *requests: Request) -> None:
@@ -195,24 +217,35 @@ class Simulation:
         self._check_path(request)
         if not prefixes:
             return
-        first = request.first_wanted
-        expected = [prefix_hash(request.tokens[: first + i + 1]) for i in range(len(prefixes))]
+        first, known = request.first_wanted, request.tokens + request.draft
+        expected = [prefix_hash(known[: first + i + 1]) for i in range(len(prefixes))]
         assert prefixes == expected, f"request {request.id} got another sequence's logits"
         if request.score_from is not None:
             request.logprobs += [float(first + 1 + i) for i in range(len(prefixes))]
             if request.first_wanted == request.end:
                 self._end(request)
             return
-        request.tokens.append(self._sampler[request].next(prefixes[0], len(request.tokens)))
-        if request.num_sampled >= request.max_tokens:
-            self._end(request)
+        for place, prefix in enumerate(prefixes):
+            token = self._sampler[request].next(prefix, len(request.tokens))
+            guessed = place < request.drafted and token == request.draft[place]
+            request.tokens.append(token)
+            request.accepted += guessed
+            self.accepted += guessed
+            if request.num_sampled >= request.max_tokens:
+                self._end(request)
+                return
+            if not guessed:
+                break
+        request.settle(self.tree)
+        request.draft = array("i", self._drafter[request].guess(self._sampler[request], request.tokens))
 
     def _check_path(self, request: Request) -> None:
         """What a request's rows attend to is exactly its prefix, slot for slot."""
         path = _path(request)
-        assert len(path) == request.computed <= len(request.tokens)
+        known = request.tokens + request.draft
+        assert len(path) == request.computed <= len(known)
         prefix = EMPTY
-        for slot, token in zip(path, request.tokens, strict=False):
+        for slot, token in zip(path, known, strict=False):
             prefix = prefix_hash([token], prefix)
             assert self._written[slot] == prefix, f"slot {slot} on the path of request {request.id} is not its prefix"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,8 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from branchwise.runtime.policies import EVICTION, SCHEDULING, AdmissionOrder, Candidate
 from branchwise.runtime.request import Request
+from branchwise.runtime.slots import SlotPool
+from branchwise.runtime.tree import RadixTree
 
-from .simulation import Sampler, Simulation, alone
+from .simulation import Drafter, Sampler, Simulation, alone
 
 
 def by_whim(candidate: Candidate) -> tuple[int, int]:
@@ -217,6 +221,21 @@ def test_twins_go_together_when_nobody_else_can() -> None:
     assert all(list(twin.tokens[10:]) == alone([2] * 10, 20) for twin in twins)
 
 
+def test_branches_are_sent_back_together_if_that_is_cheaper_than_who_stands_alone() -> None:
+    sim = crowd(Simulation(60))
+    oldest = sim.request([1] * 10, 30)
+    twins = [sim.request([2] * 10, 20) for _ in range(3)]
+    other = sim.request([3] * 28, 20)
+    sim.submit(oldest, *twins, other)
+    while not sim.scheduler.num_retracted:
+        assert sim.step()
+    assert [twin.node for twin in twins] == [None] * 3
+    assert other.node is not None
+    assert sim.scheduler.num_retracted == 3
+    sim.run()
+    assert list(other.tokens[28:]) == alone([3] * 28, 20)
+
+
 def test_one_that_is_alone_and_fills_the_pool_ends_with_what_it_has() -> None:
     sim = Simulation(32)
     request = sim.request([1] * 10, 100)
@@ -225,6 +244,36 @@ def test_one_that_is_alone_and_fills_the_pool_ends_with_what_it_has() -> None:
     assert sim.stuck == [request]
     assert list(request.tokens[10:]) == alone([1] * 10, 23)
     sim.check()
+
+
+# --------------------------------------------------------------------------------------------------- orders of a user
+
+
+@pytest.mark.parametrize("wrong", [lambda _: 1 / 0, lambda _: None, lambda c: ("a", 1) if c.request.id % 2 else 1])
+def test_an_admission_order_that_fails_is_told_once_and_holds_up_nobody(
+    wrong: AdmissionOrder, caplog: pytest.LogCaptureFixture
+) -> None:
+    sim = Simulation(max_running=1, policy=wrong)
+    sim.submit(*(sim.request([i] * 5, 3) for i in range(4)))
+    sim.run()
+    assert len(sim.admitted) == 4
+    assert len(caplog.records) == 1
+    assert "admission order" in caplog.text
+
+
+def test_an_eviction_order_that_fails_is_told_once_and_the_least_recently_used_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tree = RadixTree(SlotPool(20), order=lambda _: 1 / 0)
+    for i in range(10):
+        node = tree.lock(tree.match(array("i", [i] * 4)))
+        node, _ = tree.append(node, array("i", [i] * 4))
+        tree.commit()
+        tree.unlock(node)
+        tree.check()
+    assert tree.match(array("i", [9] * 4)).length == 4
+    assert tree.match(array("i", [4] * 4)).length == 0
+    assert len(caplog.records) == 1
 
 
 # ------------------------------------------------------------------------------------------------------------- aborts
@@ -268,9 +317,44 @@ def test_a_failed_step_is_repeated_to_the_same_end() -> None:
         assert list(request.tokens[21:]) == alone(prompt, 5)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_right_drafts_need_no_steps_of_their_own_and_wrong_ones_leave_nothing(page_size: int) -> None:
+    sim = Simulation(page_size=page_size)
+    right = sim.request(range(40), 20, drafter=Drafter(length=4, right=1000))
+    wrong = sim.request(range(40, 80), 6, drafter=Drafter(length=1, right=1))
+    sim.submit(right, wrong)
+    sim.step()
+    assert len(right.tokens) == 45  # one sampled, four accepted
+    sim.check()
+    sim.run()
+    assert list(right.tokens[40:]) == alone(range(40), 20)
+    assert list(wrong.tokens[40:]) == alone(range(40, 80), 6)
+    assert sim.accepted == 16
+    assert len(sim.steps) == 6
+    again = sim.request(right.tokens, 1)
+    sim.submit(again)
+    sim.run()
+    assert again.hit_len == (59 if page_size == 1 else 48)  # what the last step accepted is there, too
+
+
+def test_a_draft_is_cut_to_the_budget_and_takes_no_slot_from_others() -> None:
+    sim = Simulation(20, max_step_tokens=3)
+    request = sim.request([1, 2], 12, drafter=Drafter(length=9, right=1000))
+    sim.submit(request)
+    sim.run()
+    assert list(request.tokens[2:]) == alone([1, 2], 12)
+    assert max(step.rows for step in sim.steps) == 3
+    full = Simulation(12)
+    first, second = (full.request([i] * 4, 3, drafter=Drafter(length=9, right=1000)) for i in (1, 2))
+    full.submit(first, second)
+    full.run()
+    assert full.scheduler.num_retracted == 0
+
+
 # -------------------------------------------------------------------------------------------------- all interleavings
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=10).map(tuple)
+DRAFTERS = st.builds(Drafter, length=st.sampled_from([0, 0, 1, 2, 5, 20]), right=st.integers(1, 3))
 SAMPLERS = st.builds(Sampler, vocab=st.integers(1, 3), sample=st.integers(0, 2), agree=st.integers(0, 8))
 
 
@@ -316,6 +400,7 @@ class SchedulerAgainstSolo(RuleBasedStateMachine):
         data=st.data(),
         max_tokens=st.integers(1, 12),
         sampler=SAMPLERS,
+        drafter=DRAFTERS,
         count=st.sampled_from([1, 1, 2, 4]),
         namespace=st.sampled_from([None, None, "a"]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
@@ -327,6 +412,7 @@ class SchedulerAgainstSolo(RuleBasedStateMachine):
         data: st.DataObject,
         max_tokens: int,
         sampler: Sampler,
+        drafter: Drafter,
         count: int,
         namespace: str | None,
         priority: int,
@@ -341,6 +427,7 @@ class SchedulerAgainstSolo(RuleBasedStateMachine):
                 tokens,
                 max_tokens,
                 sampler=sampler,
+                drafter=drafter,
                 namespace=namespace,
                 priority=priority,
                 routing_key=routing_key,

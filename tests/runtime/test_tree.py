@@ -319,6 +319,31 @@ class RadixAgainstDict(RuleBasedStateMachine):
         assert all(known[prefix] == page for prefix, page in self.slots_of.items())
 
     @precondition(lambda self: self.running)
+    @rule(data=st.data(), guess=TOKENS, others=TOKENS)
+    def draft(self, data: st.DataObject, guess: tuple[int, ...], others: tuple[int, ...]) -> None:
+        """Tokens are computed on a guess, and while they may still be taken back, somebody may compute the same."""
+        sequence = self.pick(data)
+        try:
+            sequence.node, sequence.tail = self.tree.append(
+                sequence.node, array("i", guess), sequence.tail, drafts=len(guess)
+            )
+        except OutOfSlots:
+            self.after_eviction()
+            return
+        self.after_eviction()
+        self.tree.commit()
+        assert sequence.tail is not None
+        accepted = data.draw(st.integers(0, len(guess)))
+        count = len(sequence.tail) - len(guess) + accepted
+        if data.draw(st.booleans()):
+            self.drafting = sequence
+            self.begin(sequence.tokens + guess[:accepted] + others)
+            self.drafting = None
+        sequence.node, sequence.tail = self.tree.keep(sequence.node, sequence.tail, count)
+        sequence.tokens += guess[:accepted]
+        self.extend(sequence, sequence.tokens)
+
+    @precondition(lambda self: self.running)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         self.let_go(self.pick(data))
