@@ -289,6 +289,7 @@ class StepLoop:
             request.counted = True
             self._counts["prompt_tokens"] += request.num_prompt
             self._counts["hit_tokens"] += request.hit_len
+            self._counts["best_hit_tokens"] += request.best_hit or 0
             self._first_step_s += time.monotonic() - request.arrived
 
     def _use(self, request: Request, logits: Tensor, rows: list[int], likeliest: list[int]) -> None:

@@ -84,7 +84,8 @@ class Request:
     accepted: int = 0               # those of them that were sampled, too
     computed: int = 0
     hit_len: int | None = None      # prompt tokens found in the tree when first admitted
-    counted: bool = False           # that number is in the statistics
+    best_hit: int | None = None     # those that it could have found there at best, whatever went before it
+    counted: bool = False           # these two numbers are in the statistics
     pieces: list[str] = field(default_factory=list)  # the text so far, as it became certain
     logprobs: list[float] = field(default_factory=list)
     arrived: float = 0.0            # on the same clock

@@ -18,6 +18,8 @@ class Stats:
 
     prompt_tokens: tokens of all prompts, each request's in full.
     hit_tokens: those of them that were in the tree when the request was admitted, or came back from a tier.
+    best_hit_tokens: those that would have been, if of the requests that waited when it came those had gone first that
+        begin like it: what the best order could have found.
     computed_tokens: rows of forward passes that computed a token for the first time.
     repeated_rows: rows computed again, for their logits only.
     generated_tokens: tokens sampled.
@@ -31,6 +33,7 @@ class Stats:
     requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    best_hit_tokens: int = 0
     computed_tokens: int = 0
     repeated_rows: int = 0
     generated_tokens: int = 0
@@ -66,7 +69,7 @@ class Stats:
         wait_ms = 1000 * self.first_step_s / self.requests if self.requests else 0.0
         rows = {
             "requests": f"{self.requests}, {self.running} running, {self.waiting} waiting, {self.retracted} retracted",
-            "prefix hits": self.hits.removeprefix("prefix hits: "),
+            "prefix hits": f"{self.hits.removeprefix('prefix hits: ')}; {self.best_hit_tokens} in the best order",
             "computed": f"{self.computed_tokens} tokens, {self.repeated_rows} rows again for their logits",
             "generated": f"{self.generated_tokens} tokens",
             "steps": f"{self.steps}, {step_ms:.1f} ms each; {wait_ms:.1f} ms to the end of a request's first",

@@ -140,7 +140,7 @@ class RadixTree:
             child = node.children.get(tokens[length] if page == 1 else tokens[length : length + page].tobytes())
             if child is None:
                 break
-            common = _common_prefix(child.tokens, tokens, length) // page * page
+            common = common_prefix(child.tokens, tokens, length) // page * page
             node, used, length = child, common, length + common
             if common < len(child):
                 break
@@ -518,7 +518,7 @@ class RadixTree:
         return self._is_evictable_leaf(leaf) and bool(self._order(leaf) == order)
 
 
-def _common_prefix(edge: array[int], tokens: array[int], start: int) -> int:
+def common_prefix(edge: array[int], tokens: array[int], start: int) -> int:
     """How many tokens of `edge` stand in `tokens` from `start` on."""
     size = min(len(edge), len(tokens) - start)
     if edge[:size] == tokens[start : start + size]:

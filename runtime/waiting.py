@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from .policies import ADMISSION, BY_HITS, DFS_WEIGHT, STATIC, AdmissionOrder, Candidate, fcfs, guarded
 from .request import Request
-from .tree import RadixTree
+from .tree import RadixTree, common_prefix
 
 _Rank: TypeAlias = tuple[Any, ...]
 
@@ -69,6 +69,8 @@ class Waiting:
         return request in self._live
 
     def add(self, request: Request) -> None:
+        if request.best_hit is None:
+            request.best_hit = self._best_hit(request)
         self._live[request] = self._clock
         insort(self._by_tokens, request, key=_token_key)
         insort(self._by_age, request, key=_age_key)
@@ -152,6 +154,20 @@ class Waiting:
         waited = self._clock - self._live[request]
         same_key = self._running_keys[request.routing_key] if request.routing_key is not None else 0
         return -request.priority, self._key(Candidate(request, hit_len, waited, same_key)), request.id
+
+    def _best_hit(self, request: Request) -> int:
+        """The prompt tokens of one that arrives that it could find cached if all that wait went before it.
+
+        Summed over all that arrive, that is the best that any order of them could do.
+        """
+        prompt = request.tokens[: request.num_prompt - 1]  # the last one is computed in any case, for its logits
+        longest = self._tree.match(prompt, self._tree.root(request.namespace)).length
+        index = self._index(request)
+        for neighbour in self._by_tokens[max(0, index - 1) : index + 1]:
+            if neighbour.namespace == request.namespace:
+                common = common_prefix(prompt, neighbour.tokens, 0)
+                longest = max(longest, common // self._tree.page_size * self._tree.page_size)
+        return longest
 
     def _count_alike(self, request: Request, hit_len: int) -> int:
         """How many go on after `hit_len` tokens as this one does."""

@@ -286,7 +286,7 @@ def test_statistics_print_as_a_table(engine: Engine) -> None:
     names = ["requests", "prefix hits", "computed", "generated", "steps", "slots"]
     assert [line[:12].strip() for line in lines] == names
     assert lines[0] == "requests    2, 0 running, 0 waiting, 0 retracted"
-    assert lines[1] == "prefix hits 3 of 8 prompt tokens, 38%"
+    assert lines[1] == "prefix hits 3 of 8 prompt tokens, 38%; 3 in the best order"
     assert lines[2] == "computed    6 tokens, 0 rows again for their logits"
 
 

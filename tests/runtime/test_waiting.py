@@ -284,3 +284,38 @@ def test_a_queue_that_is_never_empty_keeps_nothing_of_those_that_left(tree: Radi
         waiting.grew(chosen)
     kept = [value for value in vars(waiting).values() if isinstance(value, list | dict)]
     assert max(map(len, kept)) < 100
+
+
+# ---------------------------------------------------------------------------------------------------- the best order
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_the_best_hits_of_a_batch_are_what_its_prompts_share(page_size: int) -> None:
+    rng = random.Random(3)
+    prompts = [[rng.randrange(2) for _ in range(rng.randrange(1, 20))] for _ in range(60)]
+    waiting = Waiting(RadixTree(SlotPool(4096, page_size)), "fcfs")
+    requests = [request(prompt) for prompt in prompts]
+    for one in requests:
+        waiting.add(one)
+    known: set[tuple[int, ...]] = set()
+    best = 0
+    for prompt in prompts:
+        pages = [tuple(prompt[:end]) for end in range(page_size, len(prompt), page_size)]  # never the last token
+        best += page_size * sum(page in known for page in pages)
+        known.update(tuple(prompt[:end]) for end in range(page_size, len(prompt) + 1, page_size))
+    assert sum(one.best_hit or 0 for one in requests) == best
+    assert best > 0
+
+
+def test_no_order_finds_more_than_the_best_and_a_good_one_finds_nearly_that() -> None:
+    hits = {}
+    for policy in ("fcfs", "dfs-weight"):
+        sim = Simulation(150, max_running=1, policy=policy)
+        requests = [sim.request([group] * 40 + [group, i]) for i in range(8) for group in range(10)]
+        sim.submit(*requests)
+        sim.run()
+        best = sum(one.best_hit or 0 for one in requests)
+        assert best == 41 * 70
+        hits[policy] = sum(one.hit_len or 0 for one in requests) / best
+    assert hits["fcfs"] < 0.3
+    assert 0.9 < hits["dfs-weight"] <= 1
