@@ -99,12 +99,13 @@ class TokenStream:
     """What of a conversation has become tokens. Immutable: forks share it.
 
     `marks` are the places, as (characters, tokens), that the stream can go back to: between constant
-    and generated text.
+    and generated text. The last `constant` characters are constant text.
     """
 
     text: str = ""  # escaped
     tokens: array[int] = field(default_factory=lambda: array("i"))
     marks: tuple[tuple[int, int], ...] = ((0, 0),)
+    constant: int = 0
 
     def reach(self, text: str, encoder: Encoder, *, bos: bool) -> TokenStream:
         """The stream of `text`: this one, from as far as the two agree on."""
@@ -115,12 +116,17 @@ class TokenStream:
         num_chars, num_tokens = marks[-1]
         more = encoder.encode(text[num_chars:], at_start=num_chars == 0, bos=bos)
         tokens = self.tokens[:num_tokens] + array("i", more)
-        return TokenStream(text, tokens, (*marks, (len(text), len(tokens))))
+        return TokenStream(text, tokens, (*marks, (len(text), len(tokens))), len(text) - num_chars)
 
-    def add(self, tokens: Iterable[int], text: str) -> TokenStream:
-        """The stream with generated tokens, whose escaped text is `text`, after it."""
-        joined = self.tokens + array("i", tokens)
-        return TokenStream(self.text + text, joined, (*self.marks, (len(self.text) + len(text), len(joined))))
+    def add(self, tokens: Iterable[int], text: str, *, healed: int = 0) -> TokenStream:
+        """The stream with generated tokens, whose escaped text is `text`, after it.
+
+        They stand for the last `healed` tokens as well, which they replace.
+        """
+        stays = len(self.tokens) - healed
+        joined = self.tokens[:stays] + array("i", tokens)
+        marks = [mark for mark in self.marks if mark[1] <= stays]
+        return TokenStream(self.text + text, joined, (*marks, (len(self.text) + len(text), len(joined))))
 
 
 def _common_prefix(a: str, b: str) -> int:

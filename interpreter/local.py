@@ -18,7 +18,7 @@ from branchwise.lang.options import checked_defaults
 from branchwise.lang.regex import normalize
 
 from .chat import ChatTemplate, Item, Loose, Turn, compose
-from .encode import Encoder, TokenStream, protect
+from .encode import Encoder, TokenStream, protect, unescape
 from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Usage
 
 
@@ -81,6 +81,7 @@ class LocalSession:
     def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
         prompt = self.prompt()
         params, count = generate_params(gen), gen.options.n or 1
+        plain_bytes = self._plain_bytes()
         results: list[runtime.Result | Exception | None] = [None] * count
 
         def on_done(sample: int, result: runtime.Result | Exception) -> None:
@@ -93,6 +94,7 @@ class LocalSession:
             params,
             n=count,
             path=self._path,
+            plain_bytes=plain_bytes,
             on_delta=lambda sample, delta: listener.on_delta(Delta(delta.text, sample)),
             on_done=on_done,
         )
@@ -100,17 +102,16 @@ class LocalSession:
 
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         prompt = self.prompt()
-        encoder = self._engine.encoder
         texts = [self._following(choice, plain=True) for choice in select.choices]
-        tokens = [array("i", encoder.encode(text, at_start=False, bos=False)) for text in texts]
+        healed, tokens = self._continuations(prompt, texts, self._plain_bytes() if select.heal else 0)
         for choice, encoded in zip(select.choices, tokens, strict=True):
             if not encoded:
                 raise runtime.RequestError(f"the model's vocabulary cannot spell the choice {choice!r}.")
 
         def on_done(scores: list[list[float]] | Exception) -> None:
-            guarded(listener, lambda: listener.on_done(self._selected(select, texts, tokens, scores)))
+            guarded(listener, lambda: listener.on_done(self._selected(select, texts, tokens, healed, scores)))
 
-        self._handle = self._engine.start_score(prompt, tokens, on_done=on_done)
+        self._handle = self._engine.start_score(prompt[: len(prompt) - healed], tokens, on_done=on_done)
         return self._handle.cancel
 
     def fork(self, count: int) -> list[Session]:
@@ -133,6 +134,15 @@ class LocalSession:
         self._stream = self._stream.reach(text, self._engine.encoder, bos=not starts_with_turn)
         return self._stream.tokens
 
+    def _plain_bytes(self) -> int:
+        """How many bytes at the end of the prompt are text of the program's: after its turn's beginning, and after what
+        was generated."""
+        written = self._written()
+        end = min(self._stream.constant, len(written))
+        if not self._stream.text.endswith(written[len(written) - end :]):
+            return 0  # the template changed it
+        return len(unescape(written[len(written) - end :]).encode()) if end else 0
+
     def _completed(self, results: list[runtime.Result | Exception]) -> Completion:
         """Go on with the first sample; raise the first failure."""
         samples = []
@@ -143,19 +153,39 @@ class LocalSession:
         first = results[0]
         assert isinstance(first, runtime.Result)
         kept = self._following(first.text.removesuffix(first.tail) if first.tail else first.text, plain=True)
-        self._stream = self._stream.add(first.tokens[: first.kept], kept)
+        self._stream = self._stream.add(first.tokens[: first.kept], kept, healed=first.healed)
         self._write(kept, plain=True)
         self._write(self._following(first.tail, plain=True), plain=True)
         return replace(samples[0], samples=tuple(samples)) if len(samples) > 1 else samples[0]
 
+    def _continuations(
+        self, prompt: array[int], texts: list[str], plain_bytes: int
+    ) -> tuple[int, list[array[int]]]:
+        """How many tokens at the end of the prompt are decided anew with the choices, and the tokens of each choice,
+        those included: as many as could be the beginning of a longer token, if they are that for one of the choices."""
+        encoder = self._engine.encoder
+        end = self._engine.seam(prompt, plain_bytes)
+        before = self._engine.tokenizer.decode(end)
+        if end and encoder.encode(encoder.escape(before), at_start=False, bos=False) != list(end):
+            end, before = array("i"), ""  # they are not what their text becomes alone
+        joined = [encoder.encode(encoder.escape(before) + text, at_start=False, bos=False) for text in texts]
+        if all(tokens[: len(end)] == list(end) for tokens in joined):
+            return 0, [array("i", tokens[len(end) :]) for tokens in joined]
+        return len(end), [array("i", tokens) for tokens in joined]
+
     def _selected(
-        self, select: Select, texts: list[str], tokens: list[array[int]], scores: list[list[float]] | Exception
+        self,
+        select: Select,
+        texts: list[str],
+        tokens: list[array[int]],
+        healed: int,
+        scores: list[list[float]] | Exception,
     ) -> Selection:
         """Go on with the winner; raise the failure."""
         if isinstance(scores, Exception):
             raise scores
         index, totals = decide(select.method, scores)
-        self._stream = self._stream.add(tokens[index], texts[index])
+        self._stream = self._stream.add(tokens[index], texts[index], healed=healed)
         self._write(texts[index], plain=True)
         return Selection(select.choices[index], index, totals)
 
@@ -195,7 +225,7 @@ def generate_params(gen: Gen) -> runtime.GenerateParams:
     options = gen.options
     given = {
         name: value
-        for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "choices")
+        for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "heal", "choices")
         if (value := getattr(options, name)) is not None
     }
     if options.regex is not None:

@@ -13,7 +13,19 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, overload
 
-from branchwise.lang import CallError, Expr, Gen, GenOptions, LangError, Op, OptionError, RoleBegin, RoleEnd, flatten
+from branchwise.lang import (
+    CallError,
+    Expr,
+    Gen,
+    GenOptions,
+    LangError,
+    Op,
+    OptionError,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    flatten,
+)
 from branchwise.lang.api import role
 from branchwise.lang.checks import shown, whole_number
 
@@ -39,9 +51,14 @@ class Defaults:
         return replace(self, function=function.over(self.function))
 
     def fill(self, op: Op) -> Op:
-        if not isinstance(op, Gen):
-            return op
-        return replace(op, options=op.options.over(self.run.over(self.function.over(self.backend))).filled())
+        defaults = self.run.over(self.function.over(self.backend))
+        match op:
+            case Gen():
+                return replace(op, options=op.options.over(defaults).filled())
+            case Select(heal=None):
+                return replace(op, heal=defaults.filled().heal)
+            case _:
+                return op
 
 
 class State:

@@ -27,6 +27,7 @@ def gen(
     seed: int | None = None,
     n: int | None = None,
     ignore_eos: bool | None = None,
+    heal: bool | None = None,
     regex: str | None = None,
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
@@ -45,6 +46,8 @@ def gen(
         seed: makes sampling repeatable.
         n: draw so many samples; the variable is then a list of them, and the state goes on with the first.
         ignore_eos: go on where the model would end.
+        heal: where this follows constant text, the last tokens of that text may become the beginning of longer ones,
+            as if all had been written in one go; the text stays what it is. True if nobody says otherwise.
         regex: the whole text must match this pattern.
         choices: the text must be one of these; of equal ones the first counts. Without `temperature` in this
             call it is the likeliest, as by `select`; with it, one of them is drawn, token by token.
@@ -63,6 +66,7 @@ def gen(
         "seed": seed,
         "n": n,
         "ignore_eos": ignore_eos,
+        "heal": heal,
         "regex": regex,
         "choices": choices,
     }
@@ -71,7 +75,7 @@ def gen(
         raise OptionError(f"{call}: regex and choices are both given, and only one can say what the text must be.")
     if options.choices is not None and options.temperature is None:
         _check_nothing_drawn(call, options)
-        return _select(call, name, options.choices, choices_method or CHOICES_METHODS[0])
+        return _select(call, name, options.choices, choices_method or CHOICES_METHODS[0], options.heal)
     if choices_method is not None:
         why = "with temperature= one of the choices is drawn" if options.choices else "there are no choices"
         raise OptionError(f"{call}: choices_method is given, but {why}.")
@@ -85,6 +89,7 @@ def select(
     choices: Iterable[str] | None = None,
     *positional: Never,
     choices_method: ChoicesMethod = "token_length_normalized",
+    heal: bool | None = None,
     **unknown: Never,
 ) -> Select:
     """Append the likeliest of `choices`, and keep it as the variable `name` if there is one.
@@ -92,6 +97,8 @@ def select(
     Args:
         choices: at least one text, none empty; of equal ones the first counts.
         choices_method: the rule that decides: see `branchwise.lang.choices`.
+        heal: as in `gen`. Tokens at the end of the text before that are part of a longer one in some choice count as
+            tokens of all choices.
     """
     call = _checked_call("select", name)
     if positional:
@@ -101,10 +108,11 @@ def select(
             f"{call}: select takes the likeliest and draws nothing, so it has no temperature. Leave it out; "
             "gen(..., choices=[...], temperature=...) draws."
         )
-    _refuse_unknown(call, unknown, ("choices", "choices_method"))
+    _refuse_unknown(call, unknown, ("choices", "choices_method", "heal"))
     if choices is None:
         raise CallError(f'{call}: choices are missing. Write select("name", ["yes", "no"]).')
-    return _select(call, name, checked_choices(choices, f"{call}: choices"), choices_method)
+    heal = checked_options(call, {"heal": heal}).heal
+    return _select(call, name, checked_choices(choices, f"{call}: choices"), choices_method, heal)
 
 
 def text(value: str) -> Text:
@@ -170,17 +178,19 @@ def assistant_end() -> RoleEnd:
 def _check_nothing_drawn(call: str, options: GenOptions) -> None:
     """Choices without a temperature: no other option has anything to say."""
     for option in OPTION_NAMES:
-        if option != "choices" and getattr(options, option) is not None:
+        if option not in ("choices", "heal") and getattr(options, option) is not None:
             raise OptionError(
                 f"{call}: choices without temperature= give the likeliest one, whole, whatever {option} is. "
                 "Leave it out, or give temperature= to draw one of them."
             )
 
 
-def _select(call: str, name: str | None, choices: tuple[str, ...], method: ChoicesMethod) -> Select:
+def _select(
+    call: str, name: str | None, choices: tuple[str, ...], method: ChoicesMethod, heal: bool | None
+) -> Select:
     if method not in CHOICES_METHODS:
         raise OptionError(f"{call}: choices_method must be one of {', '.join(CHOICES_METHODS)}, got {method!r}.")
-    return Select(name, choices, method)
+    return Select(name, choices, method, heal)
 
 
 def _checked_call(verb: str, name: object) -> str:

@@ -92,6 +92,7 @@ class Select(Expr):
     name: str | None
     choices: tuple[str, ...]
     method: ChoicesMethod = "token_length_normalized"
+    heal: bool | None = None  # None: as the defaults say
 
     @property
     def call(self) -> str:

@@ -23,6 +23,7 @@ class GenOptions:
     seed: int | None = None
     n: int | None = None
     ignore_eos: bool | None = None
+    heal: bool | None = None
     regex: str | None = None
     choices: tuple[str, ...] | None = None
 
@@ -37,7 +38,7 @@ class GenOptions:
         return dataclasses.replace(options, top_k=None) if options.top_k == -1 else options
 
 
-FALLBACK = GenOptions(max_tokens=256, stop=(), temperature=1.0, top_p=1.0, n=1, ignore_eos=False)
+FALLBACK = GenOptions(max_tokens=256, stop=(), temperature=1.0, top_p=1.0, n=1, ignore_eos=False, heal=True)
 """What holds where nobody says anything: call, run, function and backend are asked first, in this order."""
 
 _CHECKS: Mapping[str, Callable[[object, str], Any]] = {
@@ -49,6 +50,7 @@ _CHECKS: Mapping[str, Callable[[object, str], Any]] = {
     "seed": checks.seed,
     "n": checks.sample_count,
     "ignore_eos": checks.flag,
+    "heal": checks.flag,
     "regex": checks.string,
     "choices": checks.choices,
 }

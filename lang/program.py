@@ -74,7 +74,7 @@ class Program(Generic[S]):
 
         Args:
             args, kwargs: the function's own arguments, and among `kwargs` defaults of the run:
-                `max_tokens`, `stop`, `temperature`, `top_p`, `top_k`, `seed`, `ignore_eos`;
+                `max_tokens`, `stop`, `temperature`, `top_p`, `top_k`, `seed`, `ignore_eos`, `heal`;
                 `backend`: where to run instead of the default backend;
                 `stream`: True runs the function on a thread of its own and returns the state at once.
 

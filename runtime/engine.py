@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 import os
 import random
+import sys
 import time
 import weakref
 from array import array
@@ -30,6 +31,7 @@ from .constrain.vocab import Vocab
 from .drawing import as_dot
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
 from .handles import Gather, Handle, Pin, for_sample, settle, wait_for
+from .healing import Healer
 from .kv import KVPool, bytes_per_slot
 from .loop import Ask, StepLoop
 from .model import Model
@@ -93,6 +95,7 @@ class Engine:
             self.tokenizer.token_bytes, self.tokenizer.special_ids, self.tokenizer.eos_ids, size=net.vocab_size
         )
         self._compiler = Compiler(vocab)
+        self._healer = Healer(vocab)
         self._seeds = random.Random(self.config.seed)
         self._pid = os.getpid()
         tree = RadixTree(
@@ -212,6 +215,7 @@ class Engine:
         n: int = 1,
         path: tuple[int, ...] = (),
         pin: bool = False,
+        plain_bytes: int | None = None,
         on_delta: Callable[[int, Delta], None] | None = None,
         on_done: Callable[[int, Result | Exception], None],
     ) -> Handle:
@@ -221,6 +225,7 @@ class Engine:
             prompt: `array("i")` of token ids.
             path: where in a tree of forks this is; branches with equal seeds draw differently.
             pin: keep the prompt from eviction from then on; the result says where it ends.
+            plain_bytes: how much of the prompt's end is constant text, so that `heal` may change its tokens; None: all.
             on_delta, on_done: called with the number of the sample, on the completion thread; `on_done` once a sample.
         """
         self._check_prompt(prompt)
@@ -228,11 +233,18 @@ class Engine:
         handle = Handle(self._loop)
 
         def submit(constraint: Constraint | None) -> None:
+            held = None
+            if params.heal:
+                state = constraint.start() if constraint else None
+                held = self._healer.hold_back(prompt, sys.maxsize if plain_bytes is None else plain_bytes, state)
+            kept = prompt[: len(prompt) - len(held.tokens)] if held else prompt
             handle.submit(
                 tuple(
                     Request(
-                        tokens=array("i", prompt),
-                        num_prompt=len(prompt),
+                        tokens=array("i", kept),
+                        num_prompt=len(kept),
+                        held=held,
+                        draft=array("i", held.tokens if held else ()),
                         max_tokens=params.max_tokens,
                         sampling=SamplingParams(
                             temperature=params.temperature,
@@ -300,6 +312,11 @@ class Engine:
             )
         )
         return handle
+
+    def seam(self, prompt: array[int], plain_bytes: int) -> array[int]:
+        """The tokens at the end of a prompt that healing decides again: see `healing.py`."""
+        held = self._healer.hold_back(prompt, plain_bytes)
+        return prompt[len(prompt) - len(held.tokens) :] if held else array("i")
 
     def prompt_tokens(self, prompt: str | Sequence[int]) -> array[int]:
         """The ids of a prompt: text is encoded as the start of a conversation, ids are checked."""

@@ -287,7 +287,7 @@ class StepLoop:
     def _count_admission(self, request: Request) -> None:
         if not request.counted and request.hit_len is not None:
             request.counted = True
-            self._counts["prompt_tokens"] += request.num_prompt
+            self._counts["prompt_tokens"] += request.prompt_len
             self._counts["hit_tokens"] += request.hit_len
             self._counts["best_hit_tokens"] += request.best_hit or 0
             self._first_step_s += time.monotonic() - request.arrived
@@ -305,13 +305,14 @@ class StepLoop:
     def _sample_along_draft(self, request: Request, logits: Tensor, rows: list[int], likeliest: list[int]) -> None:
         """Sample the token after a request's own, and go on while what is sampled is what was drafted."""
         for place, row in enumerate(rows):
-            if request.sampling.greedy and request.constraint is None:
+            if request.sampling.greedy and request.constraint is None and request.held is None:
                 token = likeliest[row]
             else:
                 token = self._sample(request, logits[row])
             guessed = place < request.drafted and token == request.draft[place]
             request.accepted += guessed
-            self._sampled(request, token)
+            if request.held is None or not request.heal(token):
+                self._sampled(request, token)
             if request.finished:
                 return
             if not guessed:
@@ -320,7 +321,9 @@ class StepLoop:
 
     def _sample(self, request: Request, logits: Tensor) -> int:
         allowed = None
-        if request.constraint is not None:
+        if request.held is not None:
+            allowed = request.held.masks[0].to(logits.device)
+        elif request.constraint is not None:
             allowed = request.constraint.mask().to(logits.device)
             if request.ignore_eos and not request.constraint.is_finished:
                 allowed = allowed.index_fill(0, self._eos, False)

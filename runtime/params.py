@@ -17,6 +17,7 @@ _KINDS: tuple[tuple[str, Any, str, bool], ...] = (
     ("top_k", int, "a whole number", True),
     ("seed", int, "a whole number", True),
     ("ignore_eos", bool, "True or False", False),
+    ("heal", bool, "True or False", False),
     ("regex", str, "a string", True),
     ("cache_salt", str, "a string", True),
     ("priority", int, "a whole number", False),
@@ -36,6 +37,8 @@ class GenerateParams:
     seed: the same seed, prompt and options give the same text, whoever else is computed beside it.
     stop: the text ends before the first of these strings.
     ignore_eos: do not stop at the model's end tokens.
+    heal: the last tokens of the prompt may become part of longer ones, as if its text and what follows it had been
+        written in one go: see `healing.py`. The text of the prompt stays what it is.
     regex, choices: what the whole text must be; at most one of the two.
     cache_salt: requests share the keys and values of equal prefixes only with others of the same salt.
     priority: higher ones are admitted first, sent back to wait last, and stay cached longer under "priority".
@@ -50,6 +53,7 @@ class GenerateParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    heal: bool = False
     regex: str | None = None
     choices: tuple[str, ...] | None = None
     cache_salt: str | None = None

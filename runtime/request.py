@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .constrain import State as ConstraintState
+from .healing import Held
 from .sampling import SamplingParams
 from .text import Detokenizer, StopMatcher
 from .tree import Node, RadixTree
@@ -29,7 +30,8 @@ class Result:
 
     `tokens` are all that were sampled. Those before `kept` are in `text` whole; a stop string can cut the next one in
     two, and then `tail` is the part of its text that counts. A character that was only begun is not in the text, nor
-    are its tokens kept. `detail` says what ended it: "eos", the stop string in quotes,
+    are its tokens kept. If the seam was healed, the first token stands for the prompt's last `healed` tokens, too, and
+    only what it says after them is in the text. `detail` says what ended it: "eos", the stop string in quotes,
     "constraint", "max_tokens", "context" (the model's positions), "slots" (the pool is full), "timeout", "cancelled".
     """
 
@@ -42,6 +44,7 @@ class Result:
     complete: bool  # the text fulfils its constraint, if there is one
     prompt_tokens: int
     hit_tokens: int
+    healed: int = 0
     pinned: Node | None = None  # where the prompt ends, if it was to be pinned
 
 
@@ -59,7 +62,7 @@ class Request:
     """
 
     tokens: array[int]
-    num_prompt: int                 # tokens[:num_prompt] were given, the rest is sampled
+    num_prompt: int                 # tokens[:num_prompt] were given and stay, the rest is sampled
     on_done: Callable[[Any], None]  # once: a Result, a list of log-probabilities, or an Exception
     on_delta: Callable[[Delta], None] | None = None
     score_from: int | None = None   # scoring: log-probabilities are wanted of tokens[score_from:]
@@ -71,6 +74,7 @@ class Request:
     routing_key: Hashable = None
     deadline: float | None = None   # on the clock of `time.monotonic`
     keep_pinned: bool = False       # pin its prompt when it is done
+    held: Held | None = None        # the end of the prompt, after `tokens`, as long as it is not decided
     constraint: ConstraintState | None = None
     detokenizer: Detokenizer = field(default_factory=lambda: Detokenizer(()))
     stops: StopMatcher = field(default_factory=StopMatcher)
@@ -82,6 +86,7 @@ class Request:
     draft: array[int] = field(default_factory=lambda: array("i"))  # what is likely to follow `tokens`
     drafted: int = 0                # tokens of it that are in the tail, in the step in progress
     accepted: int = 0               # those of them that were sampled, too
+    replaced: Held | None = None    # what was held back, if the first sampled token stands for it, too
     computed: int = 0
     hit_len: int | None = None      # prompt tokens found in the tree when first admitted
     best_hit: int | None = None     # those that it could have found there at best, whatever went before it
@@ -112,7 +117,8 @@ class Request:
             refused = self.drafted - self.accepted
             self.node, self.tail = tree.keep(self.node, self.tail, len(self.tail) - refused)
             self.computed -= refused
-            self.draft, self.drafted, self.accepted = self.draft[:0], 0, 0
+            self.draft = array("i", self.held.tokens if self.held else ())
+            self.drafted = self.accepted = 0
 
     def drop_tail(self, tree: RadixTree) -> None:
         """Give the tail back; its tokens are pending again."""
@@ -120,6 +126,12 @@ class Request:
             self.computed -= len(self.tail)
             tree.drop_tail(self.tail)
             self.tail, self.drafted, self.accepted = None, 0, 0
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt as it was given."""
+        seam = self.held or self.replaced
+        return self.num_prompt + (len(seam.tokens) if seam else 0)
 
     @property
     def num_sampled(self) -> int:
@@ -135,11 +147,27 @@ class Request:
         """Where computing stops for now: nothing follows the last token of a text that is only scored."""
         return len(self.tokens) - (self.score_from is not None)
 
+    def heal(self, token: int) -> bool:
+        """`token` was sampled in the place of the first that is held back; whether that one stays, and is prompt again.
+
+        If not, it replaces all that are held back, and is the first that was generated.
+        """
+        assert self.held is not None, f"request {self.id}: nothing is held back"
+        if token != self.held.tokens[0]:
+            self.held, self.replaced = None, self.held
+            return False
+        self.tokens.append(token)
+        self.num_prompt += 1
+        self.held = self.held.rest()
+        return True
+
     def take(self, token: int) -> str:
-        """The text that became certain with a sampled `token`. Advances the constraint."""
+        """The text that became certain with a sampled `token`, which is in `tokens`. Advances the constraint."""
+        seam = self.replaced if self.num_sampled == 1 else None
         if self.constraint is not None:
-            assert self.constraint.advance(token), f"request {self.id}: token {token} was allowed and then refused"
-        return self._add(self.stops.push(self.detokenizer.push(token)))
+            allowed = seam.advance(self.constraint, token) if seam else self.constraint.advance(token)
+            assert allowed, f"request {self.id}: token {token} was allowed and then refused"
+        return self._add(self.stops.push(self.detokenizer.push(token, skip=seam.size if seam else 0)))
 
     def take_rest(self) -> str:
         """The text that was held back, now that nothing follows; a character that was only begun is left out."""
@@ -158,8 +186,9 @@ class Request:
             finish_reason=reason,
             detail=detail,
             complete=self.constraint is None or (self.constraint.is_complete and not stopped),
-            prompt_tokens=self.num_prompt,
+            prompt_tokens=self.prompt_len,
             hit_tokens=self.hit_len or 0,
+            healed=len(self.replaced.tokens) if self.replaced and kept else 0,
             pinned=self.pinned,
         )
 
@@ -173,7 +202,7 @@ class Request:
         stream, done = self._start, ""
         kept, kept_text, length = 0, "", len(self.text)
         for count, token in enumerate(self.tokens[self.num_prompt :], 1):
-            done += stream.push(token)
+            done += stream.push(token, skip=self.replaced.size if self.replaced and count == 1 else 0)
             if len(done) > length:
                 break
             if not stream.copy().flush():  # no character is half done

@@ -217,7 +217,8 @@ class Scheduler:
 
     def _seal_prompt(self, request: Request) -> None:
         """If a request's path ends where its prompt does, what follows opens a child."""
-        if request.computed == request.num_prompt and request.tail is None and request.score_from is None:
+        whole = request.computed == request.num_prompt and request.held is None
+        if whole and request.tail is None and request.score_from is None:
             assert request.node is not None
             request.node.sealed = True
 

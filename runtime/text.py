@@ -38,11 +38,12 @@ class Detokenizer:
         self._drop_first_space = drop_first_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token: int) -> str:
-        """The text that is certain now that `token` follows."""
+    def push(self, token: int, *, skip: int = 0) -> str:
+        """The text that is certain now that `token` follows, whose first `skip` bytes are no part of it."""
         data = self._token_bytes[token]
         if not data:
             return self.flush() + (self._specials or {}).get(token, "")
+        data = data[skip:]
         if self._drop_first_space:
             self._drop_first_space = False
             data = data.removeprefix(b" ")

@@ -50,7 +50,7 @@ def test_a_fork_of_eight_over_a_long_prompt_allocates_and_computes_it_once(engin
     def tips(s: State) -> None:
         s += LONG
         branches = s.fork(8)
-        branches += lambda i: f"{i}: " + gen("tip", max_tokens=5, ignore_eos=True)
+        branches += lambda i: f"{i}: " + gen("tip", max_tokens=5, ignore_eos=True, heal=False)
         branches.join()
 
     s = tips.run(backend=engine)
@@ -339,7 +339,7 @@ def test_select_gives_the_choice_with_the_best_mean_log_probability(engine: Engi
 
     @function
     def program(s: State) -> None:
-        s += prompt + select("city", choices) + "." + gen("more", max_tokens=1)
+        s += prompt + select("city", choices, heal=False) + "." + gen("more", max_tokens=1)
 
     s = program.run(backend=engine)
     scores = [sum(row) / len(row) for row in engine.score(prompt, choices)]
@@ -408,3 +408,87 @@ def test_a_program_that_raises_cancels_its_branches(engine: Engine) -> None:
         if engine.stats.protected_slots == 0:
             break
         started.wait(0.01)
+
+
+# ------------------------------------------------------------------------------------------------------- healing
+
+
+def healing_prompt(engine: Engine) -> str:
+    """A text whose end becomes part of a longer token when greedy decoding may choose."""
+    for prompt in ["Tip 1, ti", "past the ol", "how de", "nobody kno", "The capital of Fran"]:
+        if engine.generate(prompt, max_tokens=4, temperature=0, heal=True).healed:
+            return prompt
+    raise AssertionError("no prompt is healed; take others")
+
+
+def test_a_healed_seam_leaves_the_text_and_keeps_the_tokens_of_the_model(engine: Engine) -> None:
+    prompt = healing_prompt(engine)
+    expected = engine.generate(prompt, max_tokens=4, temperature=0, heal=True)
+    sessions: list[LocalSession] = []
+    open_session = engine.open_session
+    engine.open_session = lambda: sessions.append(open_session()) or sessions[-1]  # type: ignore[method-assign,func-returns-value]
+
+    @function
+    def program(s: State) -> None:
+        s += prompt + gen("a") + " and" + gen("b", heal=False)
+        left, right = s.fork(2)
+        left += " x" + gen("c")
+        right += " x" + gen("c")
+        s["c"] = left["c"] + "|" + right["c"]
+
+    s = program.run(backend=engine)
+    assert s["a"] == expected.text
+    assert s.text() == f"{prompt}{s['a']} and{s['b']}"
+    ids = prompt_ids(sessions[0])
+    start = [*engine.prompt_tokens(prompt)[: -expected.healed], *expected.tokens[: expected.kept]]
+    assert ids[: len(start)] == start
+    assert engine.tokenizer.decode(ids, at_start=True) == s.text()
+    left, right = s["c"].split("|")
+    assert left == right
+
+
+def test_heal_false_leaves_the_tokens_of_the_prompt_alone(engine: Engine) -> None:
+    prompt = healing_prompt(engine)
+
+    @function(heal=False)
+    def program(s: State) -> None:
+        s += prompt + gen("a")
+
+    assert program.run(backend=engine)["a"] == engine.generate(prompt, max_tokens=4, temperature=0).text
+
+
+def test_what_was_generated_and_what_begins_a_turn_is_not_healed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healable: list[int | None] = []
+    start = Engine.start
+    monkeypatch.setattr(
+        Engine, "start", lambda *args, **kwargs: healable.append(kwargs["plain_bytes"]) or start(*args, **kwargs)
+    )
+
+    @function
+    def program(s: State) -> None:
+        s += "Tip" + gen("a", max_tokens=1) + gen("b", max_tokens=1) + " ü" + gen("c", max_tokens=1)
+        s += user("how deep") + assistant(gen("d", max_tokens=1))
+        s += user("x") + assistant("Yes, " + gen("e", max_tokens=1) + gen("f", max_tokens=1))
+
+    program.run(backend=engine)
+    assert healable == [3, 0, 3, 0, 5, 0]
+
+
+def test_choices_are_compared_as_they_would_be_written_after_the_text(engine: Engine) -> None:
+    """A space before the choices, where the model's words begin with one, is no part of a token of its own."""
+    prompt, choices = "What is the capital of France? ", ["the old mill", "Paris"]
+
+    @function
+    def program(s: State) -> None:
+        s += prompt + select("city", choices) + "." + gen("more", max_tokens=2)
+
+    s = program.run(backend=engine)
+    whole = [list(engine.prompt_tokens(prompt + choice)) for choice in choices]
+    cut = len(engine.prompt_tokens(prompt)) - 1
+    assert any(row[cut] != engine.prompt_tokens(prompt)[cut] for row in whole)  # else there would be nothing to heal
+    scores = [sum(row) / len(row) for row in engine.score(whole[0][:cut], [row[cut:] for row in whole])]
+    assert s.meta("city").scores == pytest.approx(scores, abs=1e-4)
+    assert s["city"] == choices[scores.index(max(scores))]
+    assert s.text() == f"{prompt}{s['city']}.{s['more']}"

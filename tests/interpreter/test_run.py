@@ -76,7 +76,9 @@ def test_options_come_from_the_call_then_the_run_then_the_function_then_the_back
     backend = scripted({"a": "x"}, defaults=GenOptions(max_tokens=40, seed=4, top_p=0.4, temperature=0.4, top_k=4))
     program.run(backend=backend, max_tokens=20, seed=2)
     assert options_of(backend) == [
-        GenOptions(max_tokens=tokens, seed=2, top_p=0.3, temperature=0.4, top_k=4, n=1, stop=(), ignore_eos=False)
+        GenOptions(
+            max_tokens=tokens, seed=2, top_p=0.3, temperature=0.4, top_k=4, n=1, stop=(), ignore_eos=False, heal=True
+        )
         for tokens in (10, 20)
     ]
 

@@ -20,7 +20,7 @@ def test_it_keeps_what_it_was_asked(scripted: Make) -> None:
     run(lambda s: s.assistant("1" + gen("a", seed=3) + "2" + select("b", ["x", "y"])), backend)
     first, second = backend.calls
     assert (first.op.name, first.prompt) == ("a", "1")
-    assert second.op == Select("b", ("x", "y"))
+    assert second.op == Select("b", ("x", "y"), heal=True)
     assert second.segments == (RoleBegin("assistant"), Text("1"), Text("A"), Text("2"))
 
 

@@ -124,7 +124,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
     message = message_of(lambda: gen("x", max_token=3), CallError)  # type: ignore[arg-type]
     assert message == 'gen("x"): there is no option max_token. Did you mean max_tokens?'
     message = message_of(lambda: select("x", ["a"], seed=0), CallError)  # type: ignore[arg-type]
-    assert message == 'select("x"): there is no option seed. Known: choices, choices_method.'
+    assert message == 'select("x"): there is no option seed. Known: choices, choices_method, heal.'
 
 
 def test_select_says_that_it_draws_nothing() -> None:
