@@ -84,7 +84,8 @@ def engine(request: pytest.FixtureRequest, make_tiny: object) -> Iterator[Engine
         engine.check()
 
 
-PIECES = st.lists(st.sampled_from("The river runs|past| the|old mil|1|2 +| yes|\n|ü|漢|?|how|:| ".split("|")), min_size=2)
+TEXTS = ["The river runs", "past", " the", "old mil", "1", "2 +", " yes", "\n", "ü", "漢", "?", "how", ":", " "]
+PIECES = st.lists(st.sampled_from(TEXTS), min_size=2)
 
 
 def text_of(engine: Engine, prompt: str, result: Result) -> str:
@@ -110,7 +111,7 @@ def test_each_held_token_is_the_likeliest_of_those_that_may_stand_there(engine: 
     """Against transformers, one pass a token."""
     model = AutoModelForCausalLM.from_pretrained(make_tiny("llama"), dtype=torch.float32)  # type: ignore[operator]
     healed = 0
-    for prompt in ["The capital of Fran", "past the ol", "12 + 3", "how de", "Tip 1, ti", "Stra", "nobody kno", "The r"]:
+    for prompt in ["The capital of Fran", "past the ol", "12 + 3", "how de", "Tip 1, ti", "nobody kno", "The r"]:
         ids = list(engine.prompt_tokens(prompt))
         held = engine._healer.hold_back(ids, 100)
         expected = ids
