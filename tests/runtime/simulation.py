@@ -46,7 +46,7 @@ GREEDY = Sampler()
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """Guesses the next `length` tokens of a request; every `right`-th guess or so goes wrong at its last place."""
+    """Guesses the next `length` tokens of a request; every `right`-th guess or so is wrong in one place."""
 
     length: int = 0
     right: int = 2
@@ -54,7 +54,7 @@ class Drafter:
     def guess(self, sampler: Sampler, tokens: Sequence[int]) -> list[int]:
         guess = alone(tokens, self.length, sampler)
         if guess and len(tokens) % self.right == 0:
-            guess[-1] += 1
+            guess[len(tokens) // self.right % len(guess)] += 1
         return guess
 
 

@@ -337,6 +337,17 @@ def test_right_drafts_need_no_steps_of_their_own_and_wrong_ones_leave_nothing(pa
     assert again.hit_len == (59 if page_size == 1 else 48)  # what the last step accepted is there, too
 
 
+def test_a_draft_waits_until_the_last_chunk_of_its_prompt() -> None:
+    sim = Simulation(max_step_tokens=5)
+    request = sim.request(range(8), 3, drafter=Drafter(length=2, right=1000))
+    sim.submit(request)
+    sim.step()
+    assert (request.drafted, len(request.draft)) == (0, 2)
+    sim.step()
+    assert request.finished
+    assert sim.accepted == 2
+
+
 def test_a_draft_is_cut_to_the_budget_and_takes_no_slot_from_others() -> None:
     sim = Simulation(20, max_step_tokens=3)
     request = sim.request([1, 2], 12, drafter=Drafter(length=9, right=1000))
