@@ -109,7 +109,15 @@ class Engine:
             policy=self.config.policy,
             tiers=self._tiers,
         )
-        self._loop = StepLoop(net, attention_for(net), pool, scheduler, self.tokenizer.eos_ids, self.context_length)
+        self._loop = StepLoop(
+            net,
+            attention_for(net),
+            pool,
+            scheduler,
+            self.tokenizer.eos_ids,
+            self.context_length,
+            jump_forward=self.config.jump_forward,
+        )
         self._finalizer = weakref.finalize(self, _close, self._loop, self._compiler, self._tiers)
 
     def __enter__(self) -> Self:

@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -76,6 +77,8 @@ class StepLoop:
         scheduler: Scheduler,
         eos_ids: frozenset[int],
         context_length: int,
+        *,
+        jump_forward: bool = True,
     ) -> None:
         self._model, self._attention, self._pool = model, attention, pool
         self._scheduler = scheduler
@@ -83,6 +86,7 @@ class StepLoop:
         self._eos_ids = eos_ids
         self._eos = torch.tensor(sorted(eos_ids), dtype=torch.int64, device=model.device)
         self._context_length = context_length
+        self._jumps = jump_forward
         self._counts: Counter[str] = Counter()  # by the names of `Stats`
         self._step_s = self._first_step_s = 0.0
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -169,8 +173,13 @@ class StepLoop:
             request.arrived = now
             if request.deadline is not None:
                 heapq.heappush(self._deadlines, (request.deadline, request.id, request))
-        self._scheduler.add(requests)
         self._counts["requests"] += len(requests)
+        for request in requests:
+            try:
+                self._jump_forward(request)
+            except Exception as error:
+                self._fail(request, error)
+        self._scheduler.add([request for request in requests if not request.finished])
 
     def _end_late_requests(self) -> None:
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
@@ -305,19 +314,34 @@ class StepLoop:
     def _sample_along_draft(self, request: Request, logits: Tensor, rows: list[int], likeliest: list[int]) -> None:
         """Sample the token after a request's own, and go on while what is sampled is what was drafted."""
         for place, row in enumerate(rows):
-            if request.sampling.greedy and request.constraint is None and request.held is None:
+            if request.forced:
+                token = request.forced.popleft()
+                self._counts["forced_tokens"] += 1
+            elif request.sampling.greedy and request.constraint is None and request.held is None:
                 token = likeliest[row]
             else:
                 token = self._sample(request, logits[row])
             guessed = place < request.drafted and token == request.draft[place]
             request.accepted += guessed
             if request.held is None or not request.heal(token):
-                self._sampled(request, token)
+                self._generated(request, token)
             if request.finished:
                 return
             if not guessed:
                 break
         request.settle(self._scheduler.tree)
+        self._jump_forward(request)
+
+    def _jump_forward(self, request: Request) -> None:
+        """Take what must come next without a pass for each token; what is likely then is drafted."""
+        request.look_ahead()
+        if not self._jumps:
+            return
+        while request.forced and not request.finished:
+            self._counts["forced_tokens"] += 1
+            self._generated(request, request.forced.popleft())
+        if request.likely:
+            request.draft, request.likely = array("i", request.likely), ()
 
     def _sample(self, request: Request, logits: Tensor) -> int:
         allowed = None
@@ -339,7 +363,8 @@ class StepLoop:
             self._end_request(request)
             self.tell(request.on_done, request.logprobs)
 
-    def _sampled(self, request: Request, token: int) -> None:
+    def _generated(self, request: Request, token: int) -> None:
+        """A token follows, sampled or forced: its text, and whether it is the last one."""
         self._counts["generated_tokens"] += 1
         if token in self._eos_ids and not (request.ignore_eos and request.constraint is None):
             self._finish(request, "stop", "eos")
@@ -354,8 +379,10 @@ class StepLoop:
             self._finish(request, "length", "max_tokens", text)
         elif len(request.tokens) >= self._context_length:
             self._finish(request, "length", "context", text)
-        elif text and request.on_delta is not None:
-            self.tell(request.on_delta, Delta(text))
+        else:
+            request.look_ahead()
+            if text and request.on_delta is not None:
+                self.tell(request.on_delta, Delta(text))
 
     def _finish(self, request: Request, reason: FinishReason, detail: str, text: str = "") -> None:
         """End a request, with what it generated so far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,6 +14,9 @@ from .healing import Held
 from .sampling import SamplingParams
 from .text import Detokenizer, StopMatcher
 from .tree import Node, RadixTree
+
+RECENT = 4
+"""So many tokens before it decide how forced text is spelled."""
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -74,6 +78,8 @@ class Request:
     routing_key: Hashable = None
     deadline: float | None = None   # on the clock of `time.monotonic`
     keep_pinned: bool = False       # pin its prompt when it is done
+    forced: deque[int] = field(default_factory=deque)  # tokens that must come next, as the constraint says
+    likely: tuple[int, ...] = ()    # and those that are likely to come after them
     held: Held | None = None        # the end of the prompt, after `tokens`, as long as it is not decided
     constraint: ConstraintState | None = None
     detokenizer: Detokenizer = field(default_factory=lambda: Detokenizer(()))
@@ -160,6 +166,13 @@ class Request:
         self.num_prompt += 1
         self.held = self.held.rest()
         return True
+
+    def look_ahead(self) -> None:
+        """Ask the constraint what must come next, unless that is known."""
+        if self.constraint is not None and self.held is None and not self.forced:
+            ahead = self.constraint.forced_tokens(self.tokens[-RECENT:])
+            self.forced.extend(ahead.certain)
+            self.likely = ahead.draft
 
     def take(self, token: int) -> str:
         """The text that became certain with a sampled `token`, which is in `tokens`. Advances the constraint."""

@@ -22,7 +22,8 @@ class Stats:
         begin like it: what the best order could have found.
     computed_tokens: rows of forward passes that computed a token for the first time.
     repeated_rows: rows computed again, for their logits only.
-    generated_tokens: tokens sampled.
+    generated_tokens: tokens that were sampled or forced.
+    forced_tokens: those of them that were not sampled: a constraint left no choice.
     retracted: times a running request was sent back to wait.
     spilled_tokens: evicted tokens that were copied to host memory, and maybe on to disk.
     restored_tokens: tokens that were copied back from there.
@@ -37,6 +38,7 @@ class Stats:
     computed_tokens: int = 0
     repeated_rows: int = 0
     generated_tokens: int = 0
+    forced_tokens: int = 0
     steps: int = 0
     retracted: int = 0
     evicted_slots: int = 0
@@ -71,7 +73,7 @@ class Stats:
             "requests": f"{self.requests}, {self.running} running, {self.waiting} waiting, {self.retracted} retracted",
             "prefix hits": f"{self.hits.removeprefix('prefix hits: ')}; {self.best_hit_tokens} in the best order",
             "computed": f"{self.computed_tokens} tokens, {self.repeated_rows} rows again for their logits",
-            "generated": f"{self.generated_tokens} tokens",
+            "generated": f"{self.generated_tokens} tokens, {self.forced_tokens} of them forced",
             "steps": f"{self.steps}, {step_ms:.1f} ms each; {wait_ms:.1f} ms to the end of a request's first",
             "slots": f"{self.free_slots} free, {self.evictable_slots} cached, {self.pinned_slots} pinned, "
             f"{self.protected_slots + self.held_slots} in use of {self.num_slots}; {self.evicted_slots} evicted so far",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ from typing import Protocol, TypeAlias, assert_never
 import torch
 
 from ..errors import EngineClosed
+from .automaton import Forced
 from .choices import compile_choices
 from .estimate import Budget
 from .outlines import build, plan
 from .vocab import Vocab
 
-__all__ = ["Budget", "Choices", "Compiler", "Constraint", "Regex", "Spec", "State", "Vocab"]
+__all__ = ["Budget", "Choices", "Compiler", "Constraint", "Forced", "Regex", "Spec", "State", "Vocab"]
 
 MAX_ENTRIES = 4096
 
@@ -66,6 +67,10 @@ class State(Protocol):
 
     def advance(self, token: int) -> bool:
         """Append `token`; False if it is not allowed, and then nothing has changed. An end token ends the text."""
+        ...
+
+    def forced_tokens(self, recent: Sequence[int]) -> Forced:
+        """What must follow here, after the `recent` tokens; changes nothing."""
         ...
 
     def fork(self) -> State:

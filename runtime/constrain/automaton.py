@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +21,18 @@ class Row:
     mask: torch.Tensor  # [vocab_size] bool, end tokens included; shared and read-only
     is_complete: bool
     is_finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """What comes next in a constraint, whatever the model says.
+
+    certain: tokens that can only be these, spelled as the tokenizer would spell them.
+    draft: what the first tokens after them are likely to be; to be sampled all the same.
+    """
+
+    certain: tuple[int, ...] = ()
+    draft: tuple[int, ...] = ()
 
 
 class Automaton(Protocol):
@@ -82,6 +95,9 @@ class Walk:
             return False
         self._place = following
         return True
+
+    def forced_tokens(self, recent: Sequence[int]) -> Forced:
+        return Forced()
 
     def fork(self) -> Walk:
         return Walk(self._automaton, self._place, ended=self._ended)
