@@ -24,6 +24,7 @@ from torch import Tensor
 from .attention import Attention, attn_batch, int32
 from .attention.levels import CostModel
 from .errors import ConstraintError, EngineClosed, EngineError
+from .gil import SHORT_TURNS
 from .kv import KVPool
 from .layout import Layout
 from .model import Model, StepInput
@@ -137,7 +138,8 @@ class StepLoop:
         end = EngineClosed("the engine was closed.")
         try:
             while self._take_messages():
-                self._step()
+                with SHORT_TURNS:
+                    self._step()
         except Exception as error:
             log.exception("the engine's step loop failed")
             end = EngineClosed(f"the engine has ended: its step loop failed: {error!r}")
