@@ -25,6 +25,8 @@ class EngineConfig:
 
     device: where the model runs, as torch names it; None takes a GPU if there is one.
     dtype: of weights, keys and values; "auto" is float32 on a CPU and the checkpoint's own kind of 16 bits on a GPU.
+    quantization: "int8" or "int4" packs the weights of a model like Llama, on a CPU: steps of few rows then read less.
+        What it changes, and what memory it takes: see `model.quantize` and `model.linear`. None keeps them as they are.
     num_slots: tokens whose keys and values fit in the cache; "auto" goes by free memory.
     page_size: slots that are allocated together; the prefix cache shares whole pages. 1 shares every token.
     policy: which waiting request is admitted next: a name of `policies.SCHEDULING`, or a function like those there.
@@ -40,6 +42,7 @@ class EngineConfig:
 
     device: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["int8", "int4"] | None = None
     num_slots: int | Literal["auto"] = "auto"
     page_size: int = 1
     policy: str | AdmissionOrder = "lpm"
@@ -92,6 +95,8 @@ class EngineConfig:
             )
         if not isinstance(self.dtype, str) or self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise RequestError(f"Engine: dtype must be auto, float32, bfloat16 or float16, got {shown(self.dtype)}.")
+        if self.quantization is not None and self.quantization not in ("int8", "int4"):
+            raise RequestError(f"Engine: quantization must be int8, int4 or None, got {shown(self.quantization)}.")
 
     def torch_device(self) -> torch.device:
         """The device, checked to be there."""

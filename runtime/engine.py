@@ -69,7 +69,8 @@ class Engine:
         folder = resolve(model)
         self.name = str(model)
         self.tokenizer = Tokenizer(folder)
-        net = load_model(folder, dtype=self.config.torch_dtype(device), device=device)
+        quantization = self.config.quantization
+        net = load_model(folder, dtype=self.config.torch_dtype(device), device=device, quantization=quantization)
         self.model = net
         self.context_length = self.config.context_length or net.context_length
         if self.context_length > net.context_length:
@@ -86,7 +87,11 @@ class Engine:
         check_memory(wanted, slot_bytes, device)
         self._pool = pool = KVPool(self.num_slots, net.specs, net.dtype, device, page_size)
         self._cached_for = saved.fingerprint(
-            saved.weights_fingerprint(folder), self.tokenizer.fingerprint, net.specs, net.dtype, page_size
+            saved.weights_fingerprint(folder) + (f" as {quantization}" if quantization else ""),
+            self.tokenizer.fingerprint,
+            net.specs,
+            net.dtype,
+            page_size,
         )
         self._tiers = open_tiers(self.config, pool)
         vocab = Vocab(
