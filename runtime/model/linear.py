@@ -1,8 +1,9 @@
-"""The matrices of a model, dense or packed: one call for both.
+"""The matrices of a model, dense or packed: one call for all.
 
-Packed weights are read faster, which is what a step of few rows waits for; but they are unpacked for every few
-rows anew, which is what a step of many rows waits for. So a packed matrix may keep a dense copy beside it,
-with the same values up to rounding, and takes whichever is faster for the rows that come.
+On a CPU a dense matrix is put in the order that oneDNN reads fastest. Packed weights are read faster still, which is
+what a step of few rows waits for; but they are unpacked anew for every few rows, which is what a step of many rows
+waits for. So a packed matrix may keep a dense copy beside it, with the same values up to rounding, and takes whichever
+is faster for the rows that come.
 """
 
 from __future__ import annotations
@@ -20,11 +21,8 @@ from .quantize import GROUP, Int4, Int8, to_int4, to_int8
 
 Quantization = Literal["int8", "int4"]
 
-PACKED_ROWS = 16
-"""Steps of at most this many rows use packed weights where there is a dense copy."""
-
 MOST_COPIED = 1 << 30
-"""Weights of a model whose dense copies would take more bytes than this are kept packed only."""
+"""Dense copies that would take more bytes than this in all are not made."""
 
 OPERATORS = {
     "int8": ("_weight_int8pack_mm",),
@@ -41,11 +39,21 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    weight: Tensor              # [N, K]
-    bias: Tensor | None = None  # [N]
+    weight: Tensor       # [N, K]
+    bias: Tensor | None  # [N]
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Reordered:
+    weight: Tensor       # [N, K], in an order of oneDNN's own
+    bias: Tensor | None  # [N]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +61,30 @@ class Packed:
     """`product` takes x in bfloat16 to its product with the packed weights, in bfloat16."""
 
     product: Callable[[Tensor], Tensor]
-    bias: Tensor | None  # [N]
-    copy: Tensor | None  # [N, K], dense, for more than `packed_rows` rows
+    bias: Tensor | None   # [N]
+    copy: Linear | None   # the same, dense, for more than `packed_rows` rows
     packed_rows: int
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.copy is not None and len(x) > self.packed_rows:
-            return F.linear(x, self.copy, self.bias)
+            return self.copy(x)
         out = self.product(x.bfloat16()).to(x.dtype)
         return out if self.bias is None else out.add_(self.bias)
+
+
+def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """The matrix [N, K], in the fastest order there is for its dtype on its device."""
+    if weight.device.type == "cpu" and reorders(weight.dtype):
+        return Reordered(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
+    return Dense(weight, bias)
+
+
+def reorders(dtype: torch.dtype) -> bool:
+    """Whether torch has oneDNN's reordered product (the name is not public), and it is fast in `dtype` on this CPU."""
+    ops = torch.ops.mkldnn
+    if not hasattr(ops, "_linear_pointwise"):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(ops._is_mkldnn_bf16_supported()))
 
 
 def product_of(grid: Int8 | Int4) -> Callable[[Tensor], Tensor]:
@@ -78,18 +101,21 @@ def product_of(grid: Int8 | Int4) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How the matrices of a model are kept."""
+    """How the matrices of a model are kept.
+
+    copies: packed ones have a dense copy for steps of more than `packed_rows` rows.
+    """
 
     dtype: torch.dtype
     device: torch.device
     quantization: Quantization | None = None
-    copies: bool = False  # packed ones have a dense copy, too
-    packed_rows: int = PACKED_ROWS
+    copies: bool = False
+    packed_rows: int = 0
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A matrix [N, K] of any dtype, and perhaps what is added to its result [N]."""
         if self.quantization is None:
-            return Dense(weight.to(self.device, self.dtype), bias)
+            return dense(weight.to(self.device, self.dtype), bias)
         return self._packed(to_int4(weight) if self.quantization == "int4" else to_int8(weight), bias)
 
     def head(self, weight: Tensor) -> Linear:
@@ -97,17 +123,23 @@ class Storage:
         return self.linear(weight) if self.quantization is None else self._packed(to_int8(weight))
 
     def tied(self, weight: Tensor) -> tuple[Tensor, Linear]:
-        """An embedding, and the head that is the same matrix: what is embedded is the dense copy of what is packed."""
-        if self.quantization is None:
-            dense = weight.to(self.device, self.dtype)
-            return dense, Dense(dense)
-        grid = to_int8(weight)
-        dense = grid.values().to(self.dtype)
-        return dense, Packed(product_of(grid), None, dense, self.packed_rows)
+        """An embedding and the head that is the same matrix; packed, what is embedded are the packed values.
+
+        The head is a copy in the order for products, unless it is too large.
+        """
+        if self.quantization is not None:
+            grid = to_int8(weight)
+            embedding = grid.values().to(self.dtype)
+            return embedding, Packed(product_of(grid), None, self._copy_of(embedding), self.packed_rows)
+        embedding = weight.to(self.device, self.dtype)
+        return embedding, self._copy_of(embedding)
 
     def _packed(self, grid: Int8 | Int4, bias: Tensor | None = None) -> Packed:
-        copy = grid.values().to(self.dtype) if self.copies else None
+        copy = dense(grid.values().to(self.dtype), bias) if self.copies else None
         return Packed(product_of(grid), bias, copy, self.packed_rows)
+
+    def _copy_of(self, embedding: Tensor) -> Linear:
+        return dense(embedding) if embedding.nbytes <= MOST_COPIED else Dense(embedding, None)
 
 
 def check_quantization(quantization: Quantization, device: torch.device, sizes: dict[str, int]) -> None:

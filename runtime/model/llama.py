@@ -60,8 +60,12 @@ class LlamaModel:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization | None = None,
+        packed_rows: int = 16,
     ) -> None:
         """Load the model in `folder`, for whose configuration `fits` is true.
+
+        Args:
+            packed_rows: steps of more rows than this use dense copies of quantised weights, if they are small enough.
 
         Raises:
             WeightsError: a weight is missing or has another shape than the configuration says.
@@ -86,7 +90,7 @@ class LlamaModel:
             sizes = {"hidden size": hidden, "inner size": inner, "size of queries": query, "size of keys": key}
             check_quantization(quantization, device, sizes)
         num_weights = config.num_hidden_layers * hidden * (2 * query + 2 * key + 3 * inner)
-        storage = Storage(dtype, device, quantization, copies=num_weights * dtype.itemsize <= MOST_COPIED)
+        storage = Storage(dtype, device, quantization, num_weights * dtype.itemsize <= MOST_COPIED, packed_rows)
         weights = Weights(folder, dtype, device)
         # As transformers has it: a head in the file counts, even where the configuration says that it is tied.
         if config.tie_word_embeddings and "lm_head.weight" not in weights:

@@ -7,9 +7,19 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from branchwise.runtime import Engine, RequestError
-from branchwise.runtime.model.linear import MOST_COPIED, Packed, Storage, check_quantization
+from branchwise.runtime.model.linear import (
+    MOST_COPIED,
+    Dense,
+    Packed,
+    Reordered,
+    Storage,
+    check_quantization,
+    dense,
+    reorders,
+)
 from branchwise.runtime.model.llama import LlamaModel
 from branchwise.runtime.model.quantize import to_int4, to_int8
 
@@ -48,8 +58,9 @@ def test_few_rows_take_the_packed_weights_and_many_the_copy(bits: Bits) -> None:
     weight = rand(96, 64)
     packed = Storage(torch.float32, CPU, bits, copies=True, packed_rows=4).linear(weight)
     assert isinstance(packed, Packed) and packed.copy is not None
-    packed.copy.zero_()
-    assert packed(rand(4, 64)).any() and not packed(rand(5, 64)).any()
+    x = rand(5, 64)
+    assert torch.equal(packed(x[:4]), packed.product(x[:4].bfloat16()).float())
+    assert torch.equal(packed(x), packed.copy(x)) and not torch.equal(packed(x), packed.product(x.bfloat16()).float())
 
 
 def test_a_tied_head_is_packed_and_what_it_embeds_is_what_it_multiplies_with() -> None:
@@ -57,6 +68,27 @@ def test_a_tied_head_is_packed_and_what_it_embeds_is_what_it_multiplies_with() -
     embedding, head = Storage(torch.float32, CPU, "int4").tied(weight)
     assert torch.equal(embedding, values("int8", weight))
     torch.testing.assert_close(head(torch.eye(64))[:, :48], embedding.t(), rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_dense_product_is_that_of_torch_in_whatever_order_its_weights_are(dtype: torch.dtype) -> None:
+    weight, bias = rand(48, 64).to(dtype), rand(48).to(dtype)
+    for linear, added in ((dense(weight), None), (dense(weight, bias), bias)):
+        assert isinstance(linear, Reordered if reorders(dtype) else Dense)
+        for rows in (0, 1, 3, 40):
+            x = rand(rows, 64).to(dtype)
+            torch.testing.assert_close(linear(x), F.linear(x, weight, added))
+
+
+def test_without_onednn_a_dense_matrix_stays_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("branchwise.runtime.model.linear.reorders", lambda dtype: False)
+    assert isinstance(dense(rand(48, 64)), Dense)
+
+
+def test_an_embedding_too_large_for_a_second_one_is_the_head_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("branchwise.runtime.model.linear.MOST_COPIED", 1000)
+    embedding, head = Storage(torch.float32, CPU).tied(rand(48, 64))
+    assert isinstance(head, Dense) and head.weight is embedding
 
 
 # -------------------------------------------------------------------------------------------------- in an engine
