@@ -11,6 +11,7 @@ import torch
 from .errors import EngineError, RequestError
 from .messages import check_name, shown
 from .policies import EVICTION, SCHEDULING, AdmissionOrder, EvictionOrder
+from .probe import speeds
 
 MEMORY_SHARE = 0.3
 """Share of the free memory that `num_slots="auto"` takes for keys and values."""
@@ -24,7 +25,10 @@ class EngineConfig:
     """Options of an engine.
 
     device: where the model runs, as torch names it; None takes a GPU if there is one.
-    dtype: of weights, keys and values; "auto" is float32 on a CPU and the checkpoint's own kind of 16 bits on a GPU.
+    dtype: of weights, keys and values. "auto" is bfloat16 on a GPU, and on a CPU where a probe, which runs once on
+        a machine, found it clearly faster than float32 (see `probe`); else float32.
+    threads: of torch in this process, from the making of the engine on; "auto" is torch's own number, which knows
+        OMP_NUM_THREADS, or fewer where the probe found that clearly faster.
     quantization: "int8" or "int4" packs the weights of a model like Llama, on a CPU: steps of few rows then read less.
         What it changes, and what memory it takes: see `model.quantize` and `model.linear`. None keeps them as they are.
     num_slots: tokens whose keys and values fit in the cache; "auto" goes by free memory.
@@ -42,6 +46,7 @@ class EngineConfig:
 
     device: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    threads: int | Literal["auto"] = "auto"
     quantization: Literal["int8", "int4"] | None = None
     num_slots: int | Literal["auto"] = "auto"
     page_size: int = 1
@@ -56,9 +61,9 @@ class EngineConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_slots", "page_size", "max_step_tokens", "max_running", "context_length"):
+        for name in ("threads", "num_slots", "page_size", "max_step_tokens", "max_running", "context_length"):
             value = getattr(self, name)
-            if (name == "num_slots" and value == "auto") or (name == "context_length" and value is None):
+            if (name in ("threads", "num_slots") and value == "auto") or (name == "context_length" and value is None):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise RequestError(f"Engine: {name} must be a positive integer, got {shown(value)}.")
@@ -112,7 +117,13 @@ class EngineConfig:
         if self.dtype != "auto":
             dtype: torch.dtype = getattr(torch, self.dtype)
             return dtype
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return speeds().dtype() if device.type == "cpu" else torch.bfloat16
+
+    def num_threads(self, device: torch.device) -> int | None:
+        """How many threads torch shall use; None: as many as it does."""
+        if self.threads != "auto":
+            return self.threads
+        return speeds().num_threads() if device.type == "cpu" else None
 
 
 def engine_config(**options: Any) -> EngineConfig:

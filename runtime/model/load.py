@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from ..errors import RequestError
+from ..probe import speeds
 from . import Model
 from .configuration import read_config
 from .linear import Quantization
@@ -28,7 +29,10 @@ def load_model(
     """
     config = read_config(folder)
     if fits(config):
-        return LlamaModel(folder, config, dtype=dtype, device=device, quantization=quantization)
+        packed_rows = speeds().packed_rows(quantization, dtype) if quantization is not None else 0
+        return LlamaModel(
+            folder, config, dtype=dtype, device=device, quantization=quantization, packed_rows=packed_rows
+        )
     if quantization is not None:
         raise RequestError(
             f"Engine: quantization {quantization!r} is for models like Llama, and {config.model_type} runs on "
