@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch.nn import functional as F
 
 from branchwise.runtime import Engine, RequestError
@@ -166,3 +167,32 @@ def test_a_torch_without_the_operator_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("branchwise.runtime.model.linear.OPERATORS", {"int8": ("_gone",)})
     with pytest.raises(RequestError, match=r"^Engine: quantization 'int8' needs _gone, which torch .* has not\. Use "):
         check_quantization("int8", CPU, {})
+
+
+TEXT = (
+    "The river runs past the old mill and under the bridge; nobody knows how deep it is there. A language model gives "
+    "probabilities to sequences of tokens. In the nineteenth century, steam engines changed the way people travelled."
+)
+
+
+@pytest.mark.slow
+def test_the_demo_model_packed_is_about_as_near_to_its_file_as_in_bfloat16(demo_model: Path) -> None:
+    with safe_open(demo_model / "model.safetensors", framework="pt") as file:
+        weight = file.get_tensor("model.layers.0.mlp.down_proj.weight").float()
+    if (to_int4(weight).values() - weight).square().mean() > 1e-5 * weight.square().mean():
+        pytest.skip("this copy of the demo model does not come from a file of 4 bits")
+
+    def scores(**options: Any) -> torch.Tensor:
+        with Engine(demo_model, num_slots=1024, **options) as engine:
+            tokens = engine.prompt_tokens(TEXT)
+            return torch.tensor(engine.score(tokens[:1], [tokens[1:]])[0])
+
+    exact = scores(dtype="float32")
+
+    def moved(**options: Any) -> float:
+        return float((scores(**options) - exact).abs().mean())
+
+    rounded = moved(dtype="bfloat16")
+    assert moved(dtype="float32", quantization="int4") < 1.5 * rounded < 0.1
+    assert moved(dtype="bfloat16", quantization="int4") < 2.5 * rounded
+    assert moved(dtype="float32", quantization="int8") < 4 * rounded
