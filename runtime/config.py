@@ -11,6 +11,7 @@ import torch
 from .errors import EngineError, RequestError
 from .messages import check_name, shown
 from .policies import EVICTION, SCHEDULING, AdmissionOrder, EvictionOrder
+from .probe import speeds
 
 MEMORY_SHARE = 0.3
 """Share of the free memory that `num_slots="auto"` takes for keys and values."""
@@ -24,7 +25,12 @@ class EngineConfig:
     """Options of an engine.
 
     device: where the model runs, as torch names it; None takes a GPU if there is one.
-    dtype: of weights, keys and values; "auto" is float32 on a CPU and the checkpoint's own kind of 16 bits on a GPU.
+    dtype: of weights, keys and values. "auto" is bfloat16 on a GPU, and on a CPU where a probe, which runs once on
+        a machine, found it clearly faster than float32 (see `probe`); else float32.
+    threads: of torch in this process, from the making of the engine on; "auto" is torch's own number, which knows
+        OMP_NUM_THREADS, or fewer where the probe found that clearly faster.
+    quantization: "int8" or "int4" packs the weights of a model like Llama, on a CPU: steps of few rows then read less.
+        What it changes, and what memory it takes: see `model.quantize` and `model.linear`. None keeps them as they are.
     num_slots: tokens whose keys and values fit in the cache; "auto" goes by free memory.
     page_size: slots that are allocated together; the prefix cache shares whole pages. 1 shares every token.
     policy: which waiting request is admitted next: a name of `policies.SCHEDULING`, or a function like those there.
@@ -42,6 +48,8 @@ class EngineConfig:
 
     device: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    threads: int | Literal["auto"] = "auto"
+    quantization: Literal["int8", "int4"] | None = None
     num_slots: int | Literal["auto"] = "auto"
     page_size: int = 1
     policy: str | AdmissionOrder = "lpm"
@@ -58,9 +66,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.jump_forward, bool):
             raise RequestError(f"Engine: jump_forward must be True or False, got {shown(self.jump_forward)}.")
-        for name in ("num_slots", "page_size", "max_step_tokens", "max_running", "context_length"):
+        for name in ("threads", "num_slots", "page_size", "max_step_tokens", "max_running", "context_length"):
             value = getattr(self, name)
-            if (name == "num_slots" and value == "auto") or (name == "context_length" and value is None):
+            if (name in ("threads", "num_slots") and value == "auto") or (name == "context_length" and value is None):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise RequestError(f"Engine: {name} must be a positive integer, got {shown(value)}.")
@@ -97,6 +105,8 @@ class EngineConfig:
             )
         if not isinstance(self.dtype, str) or self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise RequestError(f"Engine: dtype must be auto, float32, bfloat16 or float16, got {shown(self.dtype)}.")
+        if self.quantization is not None and self.quantization not in ("int8", "int4"):
+            raise RequestError(f"Engine: quantization must be int8, int4 or None, got {shown(self.quantization)}.")
 
     def torch_device(self) -> torch.device:
         """The device, checked to be there."""
@@ -112,7 +122,13 @@ class EngineConfig:
         if self.dtype != "auto":
             dtype: torch.dtype = getattr(torch, self.dtype)
             return dtype
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return speeds().dtype() if device.type == "cpu" else torch.bfloat16
+
+    def num_threads(self, device: torch.device) -> int | None:
+        """How many threads torch shall use; None: as many as it does."""
+        if self.threads != "auto":
+            return self.threads
+        return speeds().num_threads() if device.type == "cpu" else None
 
 
 def engine_config(**options: Any) -> EngineConfig:

@@ -21,6 +21,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, overload
 
+import torch
+
 from . import saved
 from .attention import Attention
 from .attention.cpu import CpuAttention, is_available
@@ -71,7 +73,12 @@ class Engine:
         folder = resolve(model)
         self.name = str(model)
         self.tokenizer = Tokenizer(folder)
-        net = load_model(folder, dtype=self.config.torch_dtype(device), device=device)
+        dtype, quantization = self.config.torch_dtype(device), self.config.quantization
+        threads = self.config.num_threads(device)
+        if threads is not None:
+            torch.set_num_threads(threads)  # before there is a thread that computes
+        self.num_threads = torch.get_num_threads()
+        net = load_model(folder, dtype=dtype, device=device, quantization=quantization)
         self.model = net
         self.context_length = self.config.context_length or net.context_length
         if self.context_length > net.context_length:
@@ -88,7 +95,11 @@ class Engine:
         check_memory(wanted, slot_bytes, device)
         self._pool = pool = KVPool(self.num_slots, net.specs, net.dtype, device, page_size)
         self._cached_for = saved.fingerprint(
-            saved.weights_fingerprint(folder), self.tokenizer.fingerprint, net.specs, net.dtype, page_size
+            saved.weights_fingerprint(folder) + (f" as {quantization}" if quantization else ""),
+            self.tokenizer.fingerprint,
+            net.specs,
+            net.dtype,
+            page_size,
         )
         self._tiers = open_tiers(self.config, pool)
         vocab = Vocab(
@@ -127,7 +138,9 @@ class Engine:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Engine({self.name!r}, {self.model.dtype}, {self.model.device}, {self.num_slots} slots)"
+        model, packed = self.model, f", {self.config.quantization}" if self.config.quantization else ""
+        threads = f", {self.num_threads} threads" if model.device.type == "cpu" else ""
+        return f"Engine({self.name!r}, {model.dtype}{packed}, {model.device}{threads}, {self.num_slots} slots)"
 
     def close(self) -> None:
         """End the engine's threads; what is not finished fails with `EngineClosed`. Twice is fine."""

@@ -2,6 +2,9 @@
 
 Values are kept in float32. A 4-bit weight is `scale * quant + minimum` of two half-precision numbers,
 which needs more digits than bfloat16 or float16 has: float32 is the smallest type that changes none.
+
+An engine with `quantization="int4"` packs what was Q4_0 or Q4_1 again, each weight on the step where the file has it
+(`model.quantize` says how exactly): it computes with the file's own four bits. What was Q8_0 has no such way back.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client: tests need no network
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch, as `branchwise.runtime` does
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from branchwise.runtime import probe
 from branchwise.runtime.errors import ModelNotFound
 from branchwise.runtime.models import resolve
 
@@ -77,6 +78,18 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
 }
 
 MakeTiny = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A machine on which "auto" is float32 and torch's own threads, whichever it is, and a probe takes no time."""
+    slower = {"float32": [1.0] * len(probe.ROWS), "bfloat16": [2.0] * len(probe.ROWS)}
+    packed = {"int8": [0.5, 0.5, 0.5, 1.0, 2.0], "int4": [0.5, 0.5, 0.5, 1.0, 2.0]}
+    folder = tmp_path_factory.mktemp("probe")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "measure", lambda: probe.Speeds(slower | packed, {"2": slower["float32"]}))
+        patch.setattr(probe, "cache_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="session")

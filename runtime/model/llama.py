@@ -17,6 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..attention import AttnSpec
 from . import StepInput
+from .linear import MOST_COPIED, Linear, Quantization, Storage, check_quantization
 from .weights import Weights
 
 FAMILY = {"llama", "mistral", "qwen2", "qwen3"}
@@ -39,25 +40,36 @@ def fits(config: Any) -> bool:
 @dataclass(frozen=True, slots=True)
 class Layer:
     attn_norm: Tensor        # [hidden]
-    qkv: Tensor              # [(H + 2K) D, hidden]
-    qkv_bias: Tensor | None
+    qkv: Linear              # hidden to (H + 2K) D
     q_norm: Tensor | None    # [D]
     k_norm: Tensor | None
-    out: Tensor              # [hidden, H D]
-    out_bias: Tensor | None
+    out: Linear              # H D to hidden
     mlp_norm: Tensor         # [hidden]
-    gate_up: Tensor          # [2 inner, hidden]
-    down: Tensor             # [hidden, inner]
+    gate_up: Linear          # hidden to 2 inner
+    down: Linear             # inner to hidden
 
 
 class LlamaModel:
     """A model of the family behind the `Model` protocol."""
 
-    def __init__(self, folder: Path, config: Any, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Any,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization | None = None,
+        packed_rows: int = 16,
+    ) -> None:
         """Load the model in `folder`, for whose configuration `fits` is true.
+
+        Args:
+            packed_rows: steps of more rows than this use dense copies of quantised weights, if they are small enough.
 
         Raises:
             WeightsError: a weight is missing or has another shape than the configuration says.
+            RequestError: its matrices cannot be quantised so.
         """
         self.dtype, self.device = dtype, device
         self.vocab_size: int = config.vocab_size
@@ -72,14 +84,25 @@ class LlamaModel:
         )
         frequencies, self._rope_scale = _frequencies(config, device)
         self._frequencies = frequencies                                         # [D / 2]
+        hidden, inner = config.hidden_size, config.intermediate_size
+        query, key = self._num_heads * self._head_dim, self._num_kv * self._head_dim
+        if quantization is not None:
+            sizes = {"hidden size": hidden, "inner size": inner, "size of queries": query, "size of keys": key}
+            check_quantization(quantization, device, sizes)
+        num_weights = config.num_hidden_layers * hidden * (2 * query + 2 * key + 3 * inner)
+        storage = Storage(dtype, device, quantization, num_weights * dtype.itemsize <= MOST_COPIED, packed_rows)
         weights = Weights(folder, dtype, device)
-        hidden = config.hidden_size
-        self._embedding = weights.get("model.embed_tokens.weight", self.vocab_size, hidden)
-        self._layers = [self._layer(weights, config, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
-        self._norm = weights.get("model.norm.weight", hidden)
         # As transformers has it: a head in the file counts, even where the configuration says that it is tied.
-        tied = config.tie_word_embeddings and "lm_head.weight" not in weights
-        self._head = self._embedding if tied else weights.get("lm_head.weight", self.vocab_size, hidden)
+        if config.tie_word_embeddings and "lm_head.weight" not in weights:
+            embedding = weights.stacked("model.", {"embed_tokens": self.vocab_size}, hidden)
+            self._embedding, self._head = storage.tied(embedding)
+        else:
+            self._embedding = weights.get("model.embed_tokens.weight", self.vocab_size, hidden)
+            self._head = storage.head(weights.stacked("", {"lm_head": self.vocab_size}, hidden))
+        self._layers = [
+            self._layer(weights, storage, config, f"model.layers.{i}.") for i in range(config.num_hidden_layers)
+        ]
+        self._norm = weights.get("model.norm.weight", hidden)
         weights.check()
 
     @torch.inference_mode()
@@ -90,13 +113,13 @@ class LlamaModel:
         x = F.embedding(step.tokens, self._embedding)                           # [T, hidden]
         for number, layer in enumerate(self._layers):
             x = x + self._attend(number, layer, self._normed(x, layer.attn_norm), cos, sin, step)
-            gate, up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
-        return F.linear(self._normed(x[step.logit_rows], self._norm), self._head).float()
+            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
+            x = x + layer.down(F.silu(gate) * up)
+        return self._head(self._normed(x[step.logit_rows], self._norm)).float()
 
     def _attend(self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, step: StepInput) -> Tensor:
         heads, kv = self._num_heads, self._num_kv
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads + 2 * kv, self._head_dim)
+        qkv = layer.qkv(x).view(len(x), heads + 2 * kv, self._head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             qkv[:, :heads] = self._normed(qkv[:, :heads], layer.q_norm)
             qkv[:, heads : heads + kv] = self._normed(qkv[:, heads : heads + kv], layer.k_norm)
@@ -104,27 +127,27 @@ class LlamaModel:
         q, k, v = torch.split(qkv, [heads, kv, kv], dim=1)                      # [T, H, D], [T, K, D], [T, K, D]
         step.pool.write(number, step.write_slots, k, v)
         attended = step.attention.forward(number, q.contiguous(), step.pool.k[number], step.pool.v[number])
-        return F.linear(attended.reshape(len(x), -1), layer.out, layer.out_bias)
+        return layer.out(attended.reshape(len(x), -1))
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self._eps)
 
-    def _layer(self, weights: Weights, config: Any, prefix: str) -> Layer:
+    def _layer(self, weights: Weights, storage: Storage, config: Any, prefix: str) -> Layer:
         hidden, inner, head = config.hidden_size, config.intermediate_size, self._head_dim
         sizes = {"q_proj": self._num_heads * head, "k_proj": self._num_kv * head, "v_proj": self._num_kv * head}
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         biases = [weights.optional(f"{attention}{name}.bias", size) for name, size in sizes.items()]
+        qkv_bias = torch.cat([bias for bias in biases if bias is not None]) if None not in biases else None
+        out_bias = weights.optional(f"{attention}o_proj.bias", hidden)
         return Layer(
             attn_norm=weights.get(f"{prefix}input_layernorm.weight", hidden),
-            qkv=torch.cat([weights.get(f"{attention}{name}.weight", size, hidden) for name, size in sizes.items()]),
-            qkv_bias=torch.cat([bias for bias in biases if bias is not None]) if None not in biases else None,
+            qkv=storage.linear(weights.stacked(attention, sizes, hidden), qkv_bias),
             q_norm=weights.optional(f"{attention}q_norm.weight", head),
             k_norm=weights.optional(f"{attention}k_norm.weight", head),
-            out=weights.get(f"{attention}o_proj.weight", hidden, self._num_heads * head),
-            out_bias=weights.optional(f"{attention}o_proj.bias", hidden),
+            out=storage.linear(weights.stacked(attention, {"o_proj": hidden}, self._num_heads * head), out_bias),
             mlp_norm=weights.get(f"{prefix}post_attention_layernorm.weight", hidden),
-            gate_up=torch.cat([weights.get(f"{mlp}{name}.weight", inner, hidden) for name in ("gate_proj", "up_proj")]),
-            down=weights.get(f"{mlp}down_proj.weight", hidden, inner),
+            gate_up=storage.linear(weights.stacked(mlp, {"gate_proj": inner, "up_proj": inner}, hidden)),
+            down=storage.linear(weights.stacked(mlp, {"down_proj": hidden}, inner)),
         )
 
 

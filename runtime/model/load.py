@@ -7,23 +7,37 @@ from pathlib import Path
 
 import torch
 
+from ..errors import RequestError
+from ..probe import speeds
 from . import Model
 from .configuration import read_config
+from .linear import Quantization
 from .llama import LlamaModel, fits
 
 log = logging.getLogger("branchwise")
 
 
-def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Model:
-    """Load the model in `folder`.
+def load_model(
+    folder: Path, *, dtype: torch.dtype, device: torch.device, quantization: Quantization | None = None
+) -> Model:
+    """Load the model in `folder`, its matrices packed if there is a `quantization`.
 
     Raises:
         WeightsError: the configuration cannot be used, a weight is missing or misshapen, or
             the model keeps a state that is not keys and values.
+        RequestError: the model, the device or this torch cannot be quantised so; no weight was read.
     """
     config = read_config(folder)
     if fits(config):
-        return LlamaModel(folder, config, dtype=dtype, device=device)
+        packed_rows = speeds().packed_rows(quantization, dtype) if quantization is not None else 0
+        return LlamaModel(
+            folder, config, dtype=dtype, device=device, quantization=quantization, packed_rows=packed_rows
+        )
+    if quantization is not None:
+        raise RequestError(
+            f"Engine: quantization {quantization!r} is for models like Llama, and {config.model_type} runs on "
+            "transformers' own code. Leave it out."
+        )
     from .transformers import TransformersModel  # a second of imports that the family above does not need
 
     log.info("%s runs on transformers' own code, which is somewhat slower", config.model_type)

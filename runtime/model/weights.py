@@ -28,6 +28,18 @@ class Weights:
 
     def get(self, name: str, *shape: int) -> Tensor:
         """The tensor of this name, which must have this shape; zeros in its place if it has not."""
+        return self._read(name, shape).to(self._device, self._dtype)
+
+    def optional(self, name: str, *shape: int) -> Tensor | None:
+        """The tensor of this name, if there is one."""
+        return self.get(name, *shape) if name in self else None
+
+    def stacked(self, prefix: str, heights: dict[str, int], width: int) -> Tensor:
+        """Matrices of one width as one, in the dtype of the file and on the CPU; [sum of heights, width]."""
+        parts = [self._read(f"{prefix}{name}.weight", (height, width)) for name, height in heights.items()]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._files:
             self._problems.append(f"missing {name}")
             return torch.zeros(shape)
@@ -35,11 +47,7 @@ class Weights:
         if tensor.shape != shape:
             self._problems.append(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
             return torch.zeros(shape)
-        return tensor.to(self._device, self._dtype)
-
-    def optional(self, name: str, *shape: int) -> Tensor | None:
-        """The tensor of this name, if there is one."""
-        return self.get(name, *shape) if name in self else None
+        return tensor
 
     def check(self) -> None:
         """Raise `WeightsError` if something that was asked for was not as it should be."""
