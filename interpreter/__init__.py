@@ -14,6 +14,7 @@ from .session import (
     Segment,
     Selection,
     Session,
+    Times,
     Usage,
 )
 from .state import State
@@ -37,6 +38,7 @@ __all__ = [
     "Selection",
     "Session",
     "State",
+    "Times",
     "UnknownVariable",
     "Usage",
     "function",

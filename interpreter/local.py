@@ -19,7 +19,7 @@ from branchwise.lang.regex import normalize
 
 from .chat import ChatTemplate, Item, Loose, Turn, compose
 from .encode import Encoder, TokenStream, protect, unescape
-from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Usage
+from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Times, Usage
 
 
 class Engine(runtime.Engine):
@@ -235,8 +235,9 @@ def generate_params(gen: Gen) -> runtime.GenerateParams:
 
 def completion(result: runtime.Result) -> Completion:
     """One sample, in the words of the interpreter."""
-    usage = Usage(result.prompt_tokens, result.hit_tokens, len(result.tokens))
-    return Completion(result.text, result.finish_reason, usage, result.complete, result.detail)
+    usage = Usage(result.prompt_tokens, result.hit_tokens, len(result.tokens), result.forced_tokens)
+    times = Times(result.times.waiting_s, result.times.first_token_s, result.times.total_s)
+    return Completion(result.text, result.finish_reason, usage, result.complete, result.detail, times)
 
 
 def guarded(listener: Listener[Any], report: Callable[[], None]) -> None:

@@ -27,11 +27,25 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one operation: its prompt, how many of those were found in the cache, and what it generated."""
+    """Tokens of one operation: its prompt, how many of those were found in the cache, what it generated, and how many
+    of those were not sampled because a constraint forced them."""
 
     prompt_tokens: int = 0
     hit_tokens: int = 0
     completion_tokens: int = 0
+    forced_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds since an operation reached its backend: until it began, until its first token, and until its end.
+
+    None where the backend does not say, or there was no token.
+    """
+
+    waiting_s: float | None = None
+    first_token_s: float | None = None
+    total_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,7 @@ class Completion:
     usage: Usage = Usage()
     complete: bool = True  # False: cut off before its constraint was fulfilled
     detail: str = ""
+    times: Times = Times()
     samples: tuple[Completion, ...] = ()  # all n of them, this one first; empty when n is 1
 
 

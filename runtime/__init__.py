@@ -20,7 +20,7 @@ from .errors import (
 )
 from .handles import Handle, Pin
 from .params import GenerateParams
-from .request import Delta, Result
+from .request import Delta, Result, Times
 from .stats import Stats
 
 __all__ = [
@@ -39,5 +39,6 @@ __all__ = [
     "RequestTooLong",
     "Result",
     "Stats",
+    "Times",
     "WeightsError",
 ]

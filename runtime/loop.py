@@ -238,7 +238,7 @@ class StepLoop:
                 self._finish(request, "cancelled", "cancelled")
 
     def _step(self) -> None:
-        start = time.perf_counter()
+        start, began = time.perf_counter(), time.monotonic()
         try:
             plan = self._scheduler.plan()
         except StuckRequest as stuck:
@@ -258,7 +258,7 @@ class StepLoop:
         self._counts["repeated_rows"] += len(plan.layout.tokens) - written
         likeliest: list[int] = logits.argmax(-1).tolist()
         for request, places in plan.wanted:
-            self._count_admission(request)
+            self._count_admission(request, began)
             rows = [plan.layout.logit_of[i] for i in places]
             if rows:
                 self._use(request, logits, rows, likeliest)
@@ -295,7 +295,9 @@ class StepLoop:
         failure.__cause__ = error
         self._fail(request, failure)
 
-    def _count_admission(self, request: Request) -> None:
+    def _count_admission(self, request: Request, began: float) -> None:
+        if request.started is None:
+            request.started = began
         if not request.counted and request.hit_len is not None:
             request.counted = True
             self._counts["prompt_tokens"] += request.prompt_len
@@ -317,8 +319,7 @@ class StepLoop:
         """Sample the token after a request's own, and go on while what is sampled is what was drafted."""
         for place, row in enumerate(rows):
             if request.forced:
-                token = request.forced.popleft()
-                self._counts["forced_tokens"] += 1
+                token = self._forced(request)
             elif request.sampling.greedy and request.constraint is None and request.held is None:
                 token = likeliest[row]
             else:
@@ -340,8 +341,7 @@ class StepLoop:
         if not self._jumps:
             return
         while request.forced and not request.finished:
-            self._counts["forced_tokens"] += 1
-            self._generated(request, request.forced.popleft())
+            self._generated(request, self._forced(request))
         if request.likely:
             request.draft, request.likely = array("i", request.likely), ()
 
@@ -365,9 +365,16 @@ class StepLoop:
             self._end_request(request)
             self.tell(request.on_done, request.logprobs)
 
+    def _forced(self, request: Request) -> int:
+        request.num_forced += 1
+        self._counts["forced_tokens"] += 1
+        return request.forced.popleft()
+
     def _generated(self, request: Request, token: int) -> None:
         """A token follows, sampled or forced: its text, and whether it is the last one."""
         self._counts["generated_tokens"] += 1
+        if request.first_token is None:
+            request.first_token = time.monotonic()
         if token in self._eos_ids and not (request.ignore_eos and request.constraint is None):
             self._finish(request, "stop", "eos")
             return

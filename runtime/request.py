@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -29,6 +30,20 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds since a request arrived.
+
+    waiting_s: until the first step that it took part in began.
+    first_token_s: until its first token was there; None if it has none.
+    total_s: until its end.
+    """
+
+    waiting_s: float = 0.0
+    first_token_s: float | None = None
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What became of a generation.
 
@@ -48,6 +63,8 @@ class Result:
     complete: bool  # the text fulfils its constraint, if there is one
     prompt_tokens: int
     hit_tokens: int
+    forced_tokens: int = 0      # those of `tokens` that a constraint forced
+    times: Times = Times()
     healed: int = 0
     pinned: Node | None = None  # where the prompt ends, if it was to be pinned
 
@@ -99,7 +116,10 @@ class Request:
     counted: bool = False           # these two numbers are in the statistics
     pieces: list[str] = field(default_factory=list)  # the text so far, as it became certain
     logprobs: list[float] = field(default_factory=list)
-    arrived: float = 0.0            # on the same clock
+    arrived: float = 0.0            # on the same clock, like the next two
+    started: float | None = None
+    first_token: float | None = None
+    num_forced: int = 0
     pinned: Node | None = None
     failures: int = 0               # steps that failed with it
     finished: bool = False
@@ -187,7 +207,13 @@ class Request:
         return self._add(self.stops.flush())
 
     def result(self, reason: FinishReason, detail: str) -> Result:
-        """What became of it; the text is final."""
+        """What became of it, now; the text is final."""
+        now = time.monotonic()
+        times = Times(
+            waiting_s=(self.started or now) - self.arrived,
+            first_token_s=None if self.first_token is None else self.first_token - self.arrived,
+            total_s=now - self.arrived,
+        )
         sampled = tuple(self.tokens[self.num_prompt :])
         stopped = self.stops.matched is not None
         kept, tail = self._cut() if stopped or self.detokenizer.copy().flush() else (len(sampled), "")
@@ -201,6 +227,8 @@ class Request:
             complete=self.constraint is None or (self.constraint.is_complete and not stopped),
             prompt_tokens=self.prompt_len,
             hit_tokens=self.hit_len or 0,
+            forced_tokens=self.num_forced,
+            times=times,
             healed=len(self.replaced.tokens) if self.replaced and kept else 0,
             pinned=self.pinned,
         )

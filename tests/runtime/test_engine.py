@@ -280,6 +280,20 @@ def test_the_tree_is_drawn_for_graphviz_with_its_text(engine: Engine) -> None:
     assert drawn.count("->") == 1
 
 
+def test_a_result_says_how_long_it_waited_and_how_long_it_took(tiny_model: Path) -> None:
+    with Engine(tiny_model, num_slots=256, max_running=1) as one:
+        done: list[Result] = []
+        start = time.monotonic()
+        results = one.generate("To be", n=2, max_tokens=8, ignore_eos=True)
+        took = time.monotonic() - start
+        done = sorted(results, key=lambda result: result.times.waiting_s)
+    first, second = (result.times for result in done)
+    for times in (first, second):
+        assert times.first_token_s is not None
+        assert 0 <= times.waiting_s <= times.first_token_s <= times.total_s <= took
+    assert second.waiting_s >= first.first_token_s
+
+
 def test_statistics_print_as_a_table(engine: Engine) -> None:
     engine.generate([5, 6, 7, 8], n=2, max_tokens=3, temperature=0, ignore_eos=True)
     lines = str(engine.stats).splitlines()
