@@ -82,7 +82,7 @@ MakeTiny = Callable[[str], Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A machine on which "auto" is float32 and torch's own threads, whichever it is, and a probe takes no time."""
+    """A machine whose probe takes no time, and finds float32 and torch's own threads the fastest."""
     slower = {"float32": [1.0] * len(probe.ROWS), "bfloat16": [2.0] * len(probe.ROWS)}
     packed = {"int8": [0.5, 0.5, 0.5, 1.0, 2.0], "int4": [0.5, 0.5, 0.5, 1.0, 2.0]}
     folder = tmp_path_factory.mktemp("probe")

@@ -92,7 +92,7 @@ def test_a_regex_and_choices_exclude_each_other() -> None:
         ({"context_length": "auto"}, "context_length must be a positive integer, got 'auto'."),
         ({"seed": []}, "seed must be a whole number, or None, got []."),
         ({"device": 3.5}, 'device must be a name like "cpu" or "cuda:0", or None, got 3.5.'),
-        ({"dtype": []}, "dtype must be auto, float32, bfloat16 or float16, got []."),
+        ({"dtype": []}, "dtype must be one of auto, fastest, float32, bfloat16, float16, got []."),
         ({"eviction": []}, "eviction must be one of "),
         ({"policy": {}}, "policy must be one of "),
         ({"disk_cache_path": 5, "disk_cache_bytes": 5}, "disk_cache_path must be a path, or None, got 5."),

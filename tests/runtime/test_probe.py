@@ -156,13 +156,14 @@ def test_measuring_times_every_way_and_leaves_torch_as_it_was() -> None:
 # ------------------------------------------------------------------------------------------- what an engine takes
 
 
-def test_auto_takes_what_the_probe_says(measured: list[Speeds], folder: Path) -> None:
-    config = engine_config()
+def test_fastest_takes_what_the_probe_says(measured: list[Speeds], folder: Path) -> None:
+    config = engine_config(dtype="fastest")
     assert config.torch_dtype(CPU) == torch.float32
     assert config.num_threads(CPU) is None
     for file in folder.iterdir():
         file.unlink()
     assert config.torch_dtype(CPU) == torch.bfloat16
+    assert engine_config().torch_dtype(CPU) == torch.float32  # whatever the probe says
 
 
 def test_explicit_values_need_no_probe(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
