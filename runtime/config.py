@@ -28,7 +28,7 @@ class EngineConfig:
     dtype: of weights, keys and values. "auto" is bfloat16 on a GPU, and on a CPU where a probe, which runs once on
         a machine, found it clearly faster than float32 (see `probe`); else float32.
     threads: of torch in this process, from the making of the engine on; "auto" is torch's own number, which knows
-        OMP_NUM_THREADS, or fewer where the probe found that clearly faster.
+        OMP_NUM_THREADS, or fewer where the probe, on an idle machine, found that clearly faster.
     quantization: "int8" or "int4" packs the weights of a model like Llama, on a CPU: steps of few rows then read less.
         What it changes, and what memory it takes: see `model.quantize` and `model.linear`. None keeps them as they are.
     num_slots: tokens whose keys and values fit in the cache; "auto" goes by free memory.

@@ -1,4 +1,4 @@
-"""What this machine multiplies fastest with: measured once, in about half a second, and kept on disk.
+"""What this machine multiplies fastest with: measured once, in less than half a second, and kept on disk.
 
 What is chosen from it decides how numbers are rounded, so it must not change from run to run: what was measured first
 stays in the cache folder until what it depends on changes (the processor, the cores, torch, how it is measured).
@@ -34,7 +34,7 @@ ROWS = (1, 4, 8, 16, 32)
 SHAPE, COPIES = (1536, 1024), 14
 """The matrix, and how often it is there, so that weights come from memory and not from a cache."""
 
-REPEATS = 2
+REPEATS = 4
 
 CLEARLY = 1.2
 """How many times as fast something must be to be taken in place of what is more exact, or more usual."""
@@ -89,17 +89,26 @@ def speeds() -> Speeds:
 
 
 def measure() -> Speeds:
-    """Time products with the same matrix in many places, in every way and on several numbers of threads."""
+    """Time products with the same matrix in many places, in every way and on several numbers of threads.
+
+    While others use the cores, fewer threads than torch's own look better than they are: then only those are timed.
+    """
     own = torch.get_num_threads()
+    fewer = [] if _is_busy() else sorted({own // 2, own // 4} - {0}, reverse=True)
     times = {name: _times(*_matrices(name)) for name in ("float32", "bfloat16", *OPERATORS) if _can(name)}
     threads = {str(own): times["bfloat16"]}
     try:
-        for number in sorted({own // 2, own // 4} - {0}, reverse=True):
+        for number in fewer:
             torch.set_num_threads(number)
             threads[str(number)] = _times(*_matrices("bfloat16"))
     finally:
         torch.set_num_threads(own)
     return Speeds(times, threads)
+
+
+def _is_busy() -> bool:
+    """Whether others kept a quarter of the cores busy in the last minute, as far as that is told."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 4
 
 
 def _can(way: str) -> bool:

@@ -143,12 +143,20 @@ def test_another_machine_is_measured_for_itself(
     assert probe.speeds() == measured[1]
 
 
-def test_measuring_times_every_way_and_leaves_torch_as_it_was() -> None:
+@pytest.mark.parametrize(("load", "threads"), [(0.0, ["4", "2", "1"]), (999.0, ["4"])], ids=["idle", "busy"])
+def test_measuring_times_every_way_and_leaves_torch_as_it_was(
+    load: float, threads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
     before = torch.get_num_threads()
-    speeds = MEASURE()
-    assert torch.get_num_threads() == before
+    try:
+        torch.set_num_threads(4)
+        speeds = MEASURE()
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
     assert set(speeds.ways) == {"float32", "bfloat16", "int8", "int4"}
-    assert next(iter(speeds.threads)) == str(before)
+    assert list(speeds.threads) == threads
     for times in (*speeds.ways.values(), *speeds.threads.values()):
         assert len(times) == len(ROWS) and min(times) > 0
 
