@@ -39,6 +39,9 @@ REPEATS = 4
 CLEARLY = 1.2
 """How many times as fast something must be to be taken in place of what is more exact, or more usual."""
 
+LEAST_PACKED = 4
+"""So few rows wait for memory wherever it was measured: were packed weights slower for them, something disturbed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
@@ -64,11 +67,11 @@ class Speeds:
         return int(best) if gains[best] > CLEARLY else None
 
     def packed_rows(self, quantization: Quantization, dtype: torch.dtype) -> int:
-        """Up to how many rows packed weights are as fast as dense ones in `dtype`; 0 if torch cannot pack them."""
-        packed = self.ways.get(quantization, [])
+        """Up to how many rows packed weights are as fast as dense ones in `dtype`; at least `LEAST_PACKED`."""
+        packed = self.ways.get(quantization, [])  # none where torch cannot pack
         unpacked = self.ways["bfloat16" if dtype == torch.bfloat16 else "float32"]
-        times = zip(ROWS, packed, unpacked, strict=False)
-        return max((rows for rows, _, _ in takewhile(lambda t: t[1] <= t[2], times)), default=0)
+        faster = takewhile(lambda times: times[1] <= times[2], zip(ROWS, packed, unpacked, strict=False))
+        return max([LEAST_PACKED, *(rows for rows, _, _ in faster)])
 
 
 def _gain(times: Sequence[float], others: Sequence[float]) -> float:
