@@ -30,7 +30,7 @@ class EngineConfig:
         `probe`); in 16 bits, more than half of 40-token answers of the demo model came out otherwise from a warm cache
         than from a cold one: near-ties fall the other way.
     threads: of torch in this process, from the making of the engine on; "auto" is torch's own number, which knows
-        OMP_NUM_THREADS, or fewer where the probe found that clearly faster.
+        OMP_NUM_THREADS, or fewer where the probe, on an idle machine, found that clearly faster.
     quantization: "int8" or "int4" packs the weights of a model like Llama, on a CPU: steps of few rows then read less.
         What it changes, and what memory it takes: see `model.quantize` and `model.linear`. None keeps them as they are.
     num_slots: tokens whose keys and values fit in the cache; "auto" goes by free memory.

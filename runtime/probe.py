@@ -1,4 +1,4 @@
-"""What this machine multiplies fastest with: measured once, in about half a second, and kept on disk.
+"""What this machine multiplies fastest with: measured once, in less than half a second, and kept on disk.
 
 What is chosen from it decides how numbers are rounded, so it must not change from run to run: what was measured first
 stays in the cache folder until what it depends on changes (the processor, the cores, torch, how it is measured).
@@ -34,10 +34,13 @@ ROWS = (1, 4, 8, 16, 32)
 SHAPE, COPIES = (1536, 1024), 14
 """The matrix, and how often it is there, so that weights come from memory and not from a cache."""
 
-REPEATS = 2
+REPEATS = 4
 
 CLEARLY = 1.2
 """How many times as fast something must be to be taken in place of what is more exact, or more usual."""
+
+LEAST_PACKED = 4
+"""So few rows wait for memory wherever it was measured: were packed weights slower for them, something disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,11 @@ class Speeds:
         return int(best) if gains[best] > CLEARLY else None
 
     def packed_rows(self, quantization: Quantization, dtype: torch.dtype) -> int:
-        """Up to how many rows packed weights are as fast as dense ones in `dtype`; 0 if torch cannot pack them."""
-        packed = self.ways.get(quantization, [])
+        """Up to how many rows packed weights are as fast as dense ones in `dtype`; at least `LEAST_PACKED`."""
+        packed = self.ways.get(quantization, [])  # none where torch cannot pack
         unpacked = self.ways["bfloat16" if dtype == torch.bfloat16 else "float32"]
-        times = zip(ROWS, packed, unpacked, strict=False)
-        return max((rows for rows, _, _ in takewhile(lambda t: t[1] <= t[2], times)), default=0)
+        faster = takewhile(lambda times: times[1] <= times[2], zip(ROWS, packed, unpacked, strict=False))
+        return max([LEAST_PACKED, *(rows for rows, _, _ in faster)])
 
 
 def _gain(times: Sequence[float], others: Sequence[float]) -> float:
@@ -89,17 +92,26 @@ def speeds() -> Speeds:
 
 
 def measure() -> Speeds:
-    """Time products with the same matrix in many places, in every way and on several numbers of threads."""
+    """Time products with the same matrix in many places, in every way and on several numbers of threads.
+
+    While others use the cores, fewer threads than torch's own look better than they are: then only those are timed.
+    """
     own = torch.get_num_threads()
+    fewer = [] if _is_busy() else sorted({own // 2, own // 4} - {0}, reverse=True)
     times = {name: _times(*_matrices(name)) for name in ("float32", "bfloat16", *OPERATORS) if _can(name)}
     threads = {str(own): times["bfloat16"]}
     try:
-        for number in sorted({own // 2, own // 4} - {0}, reverse=True):
+        for number in fewer:
             torch.set_num_threads(number)
             threads[str(number)] = _times(*_matrices("bfloat16"))
     finally:
         torch.set_num_threads(own)
     return Speeds(times, threads)
+
+
+def _is_busy() -> bool:
+    """Whether others kept a quarter of the cores busy in the last minute, as far as that is told."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 4
 
 
 def _can(way: str) -> bool:

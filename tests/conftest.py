@@ -17,6 +17,8 @@ from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     LlamaConfig,
@@ -25,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from branchwise.runtime import probe
@@ -60,6 +63,16 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.25,
     "tie_word_embeddings": False,
 }
+GEMMA_SIZES: dict[str, Any] = {
+    **SIZES,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 24,
+}
+GEMMA3_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+}
 GPT2_SIZES: dict[str, Any] = {
     "n_embd": 64,
     "n_layer": 2,
@@ -73,7 +86,10 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "qwen2": lambda **ids: Qwen2Config(**SIZES, **ids),
     "qwen3": lambda **ids: Qwen3Config(**SIZES, **ids),
     "mistral": lambda **ids: MistralConfig(**SIZES, sliding_window=8, **ids),
+    "smollm3": lambda **ids: SmolLM3Config(**SIZES, no_rope_layers=[1, 0], **ids),
     "gemma": lambda **ids: GemmaConfig(**SIZES, **ids),
+    "gemma2": lambda **ids: Gemma2Config(**GEMMA_SIZES, attn_logit_softcapping=5.0, final_logit_softcapping=4.0, **ids),
+    "gemma3": lambda **ids: Gemma3TextConfig(**GEMMA_SIZES, rope_parameters=GEMMA3_ROPES, **ids),
     "gpt2": lambda **ids: GPT2Config(**GPT2_SIZES, **ids),
 }
 

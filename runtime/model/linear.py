@@ -68,7 +68,7 @@ class Packed:
     def __call__(self, x: Tensor) -> Tensor:
         if self.copy is not None and len(x) > self.packed_rows:
             return self.copy(x)
-        out = self.product(x.bfloat16()).to(x.dtype)
+        out = self.product(x.bfloat16().contiguous()).to(x.dtype)
         return out if self.bias is None else out.add_(self.bias)
 
 

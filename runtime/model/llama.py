@@ -1,4 +1,4 @@
-"""The Llama family without detours: Llama, Mistral, Qwen2, Qwen3 and what is built like them.
+"""The Llama family without detours: Llama, Mistral, Qwen2 and 3, SmolLM3, Gemma 2 and 3, and what is built like them.
 
 The projections that read the same input are one matrix, K and V go straight to the pool, and only
 the rows whose logits are wanted go through the head. T rows, H query heads, K key heads, D head size.
@@ -13,40 +13,29 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..attention import AttnSpec
 from . import StepInput
+from .family import traits
 from .linear import MOST_COPIED, Linear, Quantization, Storage, check_quantization
+from .rope import rope, rotate
 from .weights import Weights
 
-FAMILY = {"llama", "mistral", "qwen2", "qwen3"}
-ROPES = {"default", "linear", "llama3", "yarn"}
-"""Kinds of position embedding whose angles depend on the position alone."""
-
-
-def fits(config: Any) -> bool:
-    """Whether a model of this configuration is one of the family, in every detail that matters."""
-    return (
-        config.model_type in FAMILY
-        and config.hidden_act == "silu"
-        and not getattr(config, "mlp_bias", False)
-        and _rope(config)["rope_type"] in ROPES
-        and _rope(config).get("partial_rotary_factor", 1.0) == 1.0
-        and not getattr(config, "quantization_config", None)
-    )
+Angles = tuple[Tensor, Tensor]
+"""Cosine and sine of the rows' positions, [T, 1, D / 2]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attn_norm: Tensor        # [hidden]
-    qkv: Linear              # hidden to (H + 2K) D
-    q_norm: Tensor | None    # [D]
+    attn_norm: Tensor              # [hidden]
+    qkv: Linear                    # hidden to (H + 2K) D
+    q_norm: Tensor | None          # [D]
     k_norm: Tensor | None
-    out: Linear              # H D to hidden
-    mlp_norm: Tensor         # [hidden]
-    gate_up: Linear          # hidden to 2 inner
-    down: Linear             # inner to hidden
+    out: Linear                    # H D to hidden
+    post_attn_norm: Tensor | None  # [hidden]
+    mlp_norm: Tensor               # [hidden]
+    gate_up: Linear                # hidden to 2 inner
+    down: Linear                   # inner to hidden
+    post_mlp_norm: Tensor | None   # [hidden]
 
 
 class LlamaModel:
@@ -62,7 +51,7 @@ class LlamaModel:
         quantization: Quantization | None = None,
         packed_rows: int = 16,
     ) -> None:
-        """Load the model in `folder`, for whose configuration `fits` is true.
+        """Load the model in `folder`, whose configuration fits the family.
 
         Args:
             packed_rows: steps of more rows than this use dense copies of quantised weights, if they are small enough.
@@ -71,119 +60,84 @@ class LlamaModel:
             WeightsError: a weight is missing or has another shape than the configuration says.
             RequestError: its matrices cannot be quantised so.
         """
-        self.dtype, self.device = dtype, device
+        self._traits = has = traits(config)
+        self.dtype, self.device, self.specs = dtype, device, has.specs
         self.vocab_size: int = config.vocab_size
         self.context_length: int = config.max_position_embeddings
-        self._num_heads: int = config.num_attention_heads
-        self._num_kv: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._eps: float = config.rms_norm_eps
-        self.specs = tuple(
-            AttnSpec(self._num_heads, self._num_kv, self._head_dim, self._head_dim**-0.5, _window(config, layer))
-            for layer in range(config.num_hidden_layers)
-        )
-        frequencies, self._rope_scale = _frequencies(config, device)
-        self._frequencies = frequencies                                         # [D / 2]
-        hidden, inner = config.hidden_size, config.intermediate_size
-        query, key = self._num_heads * self._head_dim, self._num_kv * self._head_dim
         if quantization is not None:
-            sizes = {"hidden size": hidden, "inner size": inner, "size of queries": query, "size of keys": key}
+            sizes = {"hidden size": has.hidden, "inner size": has.inner}
+            sizes |= {"size of queries": has.queries, "size of keys": has.keys}
             check_quantization(quantization, device, sizes)
-        num_weights = config.num_hidden_layers * hidden * (2 * query + 2 * key + 3 * inner)
+        num_weights = has.num_layers * has.hidden * (2 * has.queries + 2 * has.keys + 3 * has.inner)
         storage = Storage(dtype, device, quantization, num_weights * dtype.itemsize <= MOST_COPIED, packed_rows)
         weights = Weights(folder, dtype, device)
         # As transformers has it: a head in the file counts, even where the configuration says that it is tied.
         if config.tie_word_embeddings and "lm_head.weight" not in weights:
-            embedding = weights.stacked("model.", {"embed_tokens": self.vocab_size}, hidden)
+            embedding = weights.stacked("model.", {"embed_tokens": self.vocab_size}, has.hidden)
             self._embedding, self._head = storage.tied(embedding)
         else:
-            self._embedding = weights.get("model.embed_tokens.weight", self.vocab_size, hidden)
-            self._head = storage.head(weights.stacked("", {"lm_head": self.vocab_size}, hidden))
-        self._layers = [
-            self._layer(weights, storage, config, f"model.layers.{i}.") for i in range(config.num_hidden_layers)
-        ]
-        self._norm = weights.get("model.norm.weight", hidden)
+            self._embedding = weights.get("model.embed_tokens.weight", self.vocab_size, has.hidden)
+            self._head = storage.head(weights.stacked("", {"lm_head": self.vocab_size}, has.hidden))
+        self._embedding_scale = float(torch.tensor(has.embedding_scale, dtype=dtype))
+        self._layers = [self._layer(weights, storage, f"model.layers.{i}.") for i in range(has.num_layers)]
+        self._norm = weights.get("model.norm.weight", has.hidden) + has.norm_offset
+        kinds = dict.fromkeys(kind for kind in has.ropes if kind is not None)
+        self._ropes = {kind: rope(config, kind, has.head_dim, device) for kind in kinds}
         weights.check()
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Tensor:
-        angles = step.positions[:, None] * self._frequencies                    # [T, D / 2]
-        cos = (angles.cos() * self._rope_scale)[:, None].to(self.dtype)         # [T, 1, D / 2]
-        sin = (angles.sin() * self._rope_scale)[:, None].to(self.dtype)
+        has = self._traits
+        angles = {kind: rope(step.positions, self.dtype) for kind, rope in self._ropes.items()}
         x = F.embedding(step.tokens, self._embedding)                           # [T, hidden]
-        for number, layer in enumerate(self._layers):
-            x = x + self._attend(number, layer, self._normed(x, layer.attn_norm), cos, sin, step)
+        if self._embedding_scale != 1.0:
+            x *= self._embedding_scale
+        for number, (layer, kind) in enumerate(zip(self._layers, has.ropes, strict=True)):
+            x += self._attend(number, layer, self._normed(x, layer.attn_norm), angles[kind] if kind else None, step)
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
-            x = x + layer.down(F.silu(gate) * up)
-        return self._head(self._normed(x[step.logit_rows], self._norm)).float()
+            x += self._post_normed(layer.down(has.activation(gate).mul_(up)), layer.post_mlp_norm)
+        logits = self._head(self._normed(x[step.logit_rows], self._norm)).float()
+        return logits if has.final_softcap is None else torch.tanh(logits / has.final_softcap) * has.final_softcap
 
-    def _attend(self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, step: StepInput) -> Tensor:
-        heads, kv = self._num_heads, self._num_kv
-        qkv = layer.qkv(x).view(len(x), heads + 2 * kv, self._head_dim)
+    def _attend(self, number: int, layer: Layer, x: Tensor, angles: Angles | None, step: StepInput) -> Tensor:
+        heads, kv = self._traits.num_heads, self._traits.num_kv
+        qkv = layer.qkv(x).view(len(x), heads + 2 * kv, self._traits.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             qkv[:, :heads] = self._normed(qkv[:, :heads], layer.q_norm)
             qkv[:, heads : heads + kv] = self._normed(qkv[:, heads : heads + kv], layer.k_norm)
-        rotate(qkv[:, : heads + kv], cos, sin)
+        if angles is not None:
+            rotate(qkv[:, : heads + kv], *angles)
         q, k, v = torch.split(qkv, [heads, kv, kv], dim=1)                      # [T, H, D], [T, K, D], [T, K, D]
         step.pool.write(number, step.write_slots, k, v)
         attended = step.attention.forward(number, q.contiguous(), step.pool.k[number], step.pool.v[number])
-        return layer.out(attended.reshape(len(x), -1))
+        return self._post_normed(layer.out(attended.reshape(len(x), -1)), layer.post_attn_norm)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._eps)
+        return F.rms_norm(x, weight.shape, weight, self._traits.eps)
 
-    def _layer(self, weights: Weights, storage: Storage, config: Any, prefix: str) -> Layer:
-        hidden, inner, head = config.hidden_size, config.intermediate_size, self._head_dim
-        sizes = {"q_proj": self._num_heads * head, "k_proj": self._num_kv * head, "v_proj": self._num_kv * head}
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    def _post_normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._normed(x, weight)
+
+    def _layer(self, weights: Weights, storage: Storage, prefix: str) -> Layer:
+        has, attention, mlp = self._traits, f"{prefix}self_attn.", f"{prefix}mlp."
+        hidden, inner = has.hidden, has.inner
+
+        def norm(name: str, size: int = hidden) -> Tensor:
+            return weights.get(f"{prefix}{name}.weight", size) + has.norm_offset
+
+        sizes = {"q_proj": has.queries, "k_proj": has.keys, "v_proj": has.keys}
         biases = [weights.optional(f"{attention}{name}.bias", size) for name, size in sizes.items()]
         qkv_bias = torch.cat([bias for bias in biases if bias is not None]) if None not in biases else None
         out_bias = weights.optional(f"{attention}o_proj.bias", hidden)
         return Layer(
-            attn_norm=weights.get(f"{prefix}input_layernorm.weight", hidden),
+            attn_norm=norm("input_layernorm"),
             qkv=storage.linear(weights.stacked(attention, sizes, hidden), qkv_bias),
-            q_norm=weights.optional(f"{attention}q_norm.weight", head),
-            k_norm=weights.optional(f"{attention}k_norm.weight", head),
-            out=storage.linear(weights.stacked(attention, {"o_proj": hidden}, self._num_heads * head), out_bias),
-            mlp_norm=weights.get(f"{prefix}post_attention_layernorm.weight", hidden),
+            q_norm=norm("self_attn.q_norm", has.head_dim) if has.head_norms else None,
+            k_norm=norm("self_attn.k_norm", has.head_dim) if has.head_norms else None,
+            out=storage.linear(weights.stacked(attention, {"o_proj": hidden}, has.queries), out_bias),
+            post_attn_norm=norm("post_attention_layernorm") if has.post_norms else None,
+            mlp_norm=norm("pre_feedforward_layernorm" if has.post_norms else "post_attention_layernorm"),
             gate_up=storage.linear(weights.stacked(mlp, {"gate_proj": inner, "up_proj": inner}, hidden)),
             down=storage.linear(weights.stacked(mlp, {"down_proj": hidden}, inner)),
+            post_mlp_norm=norm("post_feedforward_layernorm") if has.post_norms else None,
         )
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn the halves of each head by the angles of its row, in place (RoFormer, arXiv 2104.09864).
-
-    Args:
-        x: [T, N, D].
-        cos, sin: [T, 1, D / 2].
-    """
-    a, b = x.chunk(2, -1)
-    turned = a * cos - b * sin
-    b.mul_(cos).add_(a * sin)
-    a.copy_(turned)
-
-
-def _rope(config: Any) -> dict[str, Any]:
-    parameters: dict[str, Any] = config.rope_parameters
-    return parameters
-
-
-def _frequencies(config: Any, device: torch.device) -> tuple[Tensor, float]:
-    """Angle of each pair of a head's dimensions per position, and what cosine and sine are scaled by."""
-    kind = _rope(config)["rope_type"]
-    if kind != "default":
-        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, device)
-        return frequencies.float(), float(scale)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=device).float() / head_dim
-    return 1.0 / _rope(config)["rope_theta"] ** exponents, 1.0
-
-
-def _window(config: Any, layer: int) -> int | None:
-    """How many keys a row of this layer sees; None: all."""
-    window: int | None = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return window if config.model_type == "mistral" else None
-    return window if kinds[layer] == "sliding_attention" else None

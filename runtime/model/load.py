@@ -11,8 +11,9 @@ from ..errors import RequestError
 from ..probe import speeds
 from . import Model
 from .configuration import read_config
+from .family import fits
 from .linear import Quantization
-from .llama import LlamaModel, fits
+from .llama import LlamaModel
 
 log = logging.getLogger("branchwise")
 

@@ -21,7 +21,7 @@ from branchwise.runtime.kv import bytes_per_slot
 
 from ..conftest import MakeTiny
 
-KINDS = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2"]
+KINDS = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gemma", "gemma2", "gemma3", "gpt2"]
 NEW = 24
 
 Tokens = list[int]

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch.nn import functional as F
 
-from branchwise.runtime import Engine, RequestError
+from branchwise.runtime import CacheError, Engine, RequestError
 from branchwise.runtime.model.linear import (
     MOST_COPIED,
     Dense,
@@ -47,7 +47,7 @@ def test_the_product_is_that_of_the_weights_on_their_grid(bits: Bits, dtype: tor
     weight, bias = rand(96, 64), rand(96).to(dtype)
     linear = Storage(dtype, CPU, bits, copies, packed_rows=4).linear(weight, bias)
     for rows in (0, 1, 4, 5, 40):
-        x = rand(rows, 64).to(dtype)
+        x = rand(rows, 128).to(dtype)[:, :64]  # a part of something wider, as a backend of attention may give it
         out = linear(x)
         assert out.dtype == dtype and out.shape == (rows, 96)
         wanted = x.float() @ values(bits, weight).t() + bias.float()
@@ -106,6 +106,15 @@ def test_an_engine_scores_nearly_as_it_does_with_dense_weights(
             scores[quantization] = torch.tensor(engine.score(PROMPT[:1], [PROMPT[1:]])[0])
     difference = (scores[bits] - scores[None]).abs()
     assert 0 < float(difference.mean()) < most
+
+
+def test_a_cache_of_packed_weights_is_not_for_dense_ones(tiny_model: Path, tmp_path: Path) -> None:
+    with Engine(tiny_model, num_slots=128, quantization="int4") as engine:
+        engine.generate(PROMPT[:20], max_tokens=1)
+        assert engine.save_cache(tmp_path / "cache") > 0
+        assert repr(engine).startswith(f"Engine({str(tiny_model)!r}, torch.float32, int4, cpu, ")
+    with Engine(tiny_model, num_slots=128) as engine, pytest.raises(CacheError, match="as int4"):
+        engine.load_cache(tmp_path / "cache")
 
 
 def test_small_models_keep_copies_and_large_ones_do_not(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

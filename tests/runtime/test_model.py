@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
 from branchwise.runtime import Engine, WeightsError
 from branchwise.runtime.model.llama import LlamaModel
@@ -20,6 +20,7 @@ from branchwise.runtime.model.transformers import TransformersModel
 from ..conftest import MakeTiny
 
 PROMPT = [3 + i * 7 % 390 for i in range(200)]
+LEAN = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gemma2", "gemma3"]
 PLACES = [1, 64, 150, 199]
 
 
@@ -35,14 +36,14 @@ def found(engine: Engine) -> torch.Tensor:
     return torch.tensor(engine.score(PROMPT[:1], [PROMPT[1:]])[0])
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2"])
+@pytest.mark.parametrize("kind", [*LEAN, "gemma", "gpt2"])
 def test_every_position_has_the_log_probability_of_transformers_cold_and_warm(kind: str, make_tiny: MakeTiny) -> None:
     folder = make_tiny(kind)
     with Engine(folder, num_slots=512) as engine:
-        lean = kind in ("llama", "qwen2", "qwen3", "mistral")
+        lean = kind in LEAN
         assert isinstance(engine.model, LlamaModel if lean else TransformersModel)
         for _ in range(2):
-            torch.testing.assert_close(found(engine), wanted(folder), rtol=0, atol=1e-3)
+            torch.testing.assert_close(found(engine), wanted(folder), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -189,10 +190,11 @@ def test_a_recurrent_model_is_refused_by_name(tiny_model: Path, tmp_path: Path) 
         Engine(tmp_path, num_slots=64)
 
 
-def test_the_lean_model_and_transformers_own_code_agree(tiny_model: Path) -> None:
-    config = LlamaConfig.from_pretrained(tiny_model)
-    cpu = torch.device("cpu")
-    lean = LlamaModel(tiny_model, config, dtype=torch.float32, device=cpu)
-    general = TransformersModel(tiny_model, config, dtype=torch.float32, device=cpu)
+@pytest.mark.parametrize("kind", LEAN)
+def test_the_lean_model_and_transformers_own_code_agree(kind: str, make_tiny: MakeTiny) -> None:
+    folder, cpu = make_tiny(kind), torch.device("cpu")
+    config = AutoConfig.from_pretrained(folder)
+    lean = LlamaModel(folder, config, dtype=torch.float32, device=cpu)
+    general = TransformersModel(folder, config, dtype=torch.float32, device=cpu)
     assert lean.specs == general.specs
     assert (lean.vocab_size, lean.context_length) == (general.vocab_size, general.context_length)

@@ -506,7 +506,7 @@ def test_a_restarted_process_answers_the_first_request_of_a_saved_prefix_with_it
     script = f"""
         import json
         from branchwise import Engine
-        with Engine({str(tiny_model)!r}, num_slots=2500) as engine:
+        with Engine({str(tiny_model)!r}, num_slots=2500, dtype="float32") as engine:
             engine.load_cache({str(path)!r})
             result = engine.generate({prefix!r}, max_tokens=16, temperature=0, ignore_eos=True)
             print(json.dumps([result.hit_tokens, result.tokens, engine.stats.computed_tokens]))
