@@ -106,7 +106,7 @@ class Engine:
             policy=self.config.policy,
             tiers=self._tiers,
         )
-        self._loop = StepLoop(net, attention_for(net), pool, scheduler, self.tokenizer.eos_ids, self.context_length)
+        self._loop = StepLoop(net, attention_for(net, pool), pool, scheduler, self.tokenizer.eos_ids, self.context_length)
         self._finalizer = weakref.finalize(self, _close, self._loop, self._compiler, self._tiers)
 
     def __enter__(self) -> Self:
@@ -409,10 +409,12 @@ class Engine:
             raise OutOfSlots(wanted=len(prompt), free=self.num_slots, total=self.num_slots, prompt_alone=True)
 
 
-def attention_for(model: Model) -> Attention:
+def attention_for(model: Model, pool: KVPool) -> Attention:
     """The fastest backend for where the model runs."""
     if model.device.type == "cpu" and is_available():
-        return CpuAttention()
+        attention = CpuAttention()
+        attention.prepare(model.specs, pool.dtype)
+        return attention
     return ReferenceAttention()
 
 

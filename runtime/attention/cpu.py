@@ -1,8 +1,8 @@
 """Attention on a CPU: what rows share is read once.
 
-The compiled kernel of `ragged.py` does it all where there is numba. Without it, and until its code is loaded, torch's
-flash attention does what it can: its CPU kernel gives the log-sum-exp of its scores beside its output, so that parts merge
-exactly. Slots that are one run are read where they lie; others are gathered first. The short ends
+The compiled kernel of `ragged.py` does it all where there is numba. Without it, and until its code
+is loaded, torch's flash attention does what it can: its CPU kernel gives the log-sum-exp of its
+scores beside its output, so that parts merge exactly. Slots that are one run are read where they lie; others are gathered first. The short ends
 that rows have for themselves are padded and done together, by length. The heads that share a key
 head are rows of one call, so keys are never repeated. Layers with a sliding window or a soft cap,
 which the kernel does not know, take the plain way.
@@ -58,7 +58,7 @@ class CpuAttention:
         self._helpers = Helpers()
 
     def prepare(self, specs: Sequence[AttnSpec], dtype: torch.dtype) -> None:
-        """Begin to load the compiled kernels that layers with keys of `dtype` need. Until then torch does their work."""
+        """Begin to load the compiled kernels of these layers, with keys of `dtype`. Until then torch does the work."""
         for spec in specs:
             kernel_for(spec, dtype)
 

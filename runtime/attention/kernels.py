@@ -1,4 +1,8 @@
-"""The compiled kernels of this process: loaded in the background, run by several threads."""
+"""The compiled kernels of this process: loaded in the background, run by several threads.
+
+numba and its compiler are loaded with the first kernel, beside what the caller does meanwhile. A kernel that is on disk
+is there in half a second; one that is not takes some seconds, once on a machine.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ from .units import Units
 log = logging.getLogger(__name__)
 
 Kernel = Callable[..., None]
+
+_said: list[bool] = []  # a machine without numba is told so once
 
 SHARE = 300_000
 """Query-key pairs times the size of a head that are worth waking another thread for: about 0.05 ms of work."""
@@ -45,8 +51,10 @@ def loading_of(head_dim: int, repeat: int, dtype: torch.dtype) -> Future[Kernel 
 def _load(future: Future[Kernel | None], head_dim: int, repeat: int, dtype: torch.dtype) -> None:
     try:
         future.set_result(_compiled(head_dim, repeat, dtype))
-    except Exception as error:
-        _say_once(error)
+    except Exception as error:  # no numba, a numba that does not know this Python, a compiler that fails
+        if not _said:
+            log.warning("attention runs without its compiled kernel, so slower: %r. With numba it is faster.", error)
+            _said.append(True)
         future.set_result(None)
 
 
@@ -54,16 +62,6 @@ def _compiled(head_dim: int, repeat: int, dtype: torch.dtype) -> Kernel:
     from .ragged import kernel
 
     return kernel(head_dim, repeat, dtype == torch.bfloat16, cache_folder() / "kernels")
-
-
-@cache
-def _say() -> None:
-    log.warning("attention runs without its compiled kernel, slower")
-
-
-def _say_once(error: Exception) -> None:
-    log.debug("no kernel: %r", error)
-    _say()
 
 
 class Helpers:

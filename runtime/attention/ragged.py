@@ -127,7 +127,9 @@ def _merge(lse, row, head, highest, total):  # type: ignore[no-untyped-def]
 
 
 @_inline
-def _one_row(row, start, stop, kh, D, G, B, slots, q, k, v, out, lse, scale, cap, queries, output, scores, highest, total):  # type: ignore[no-untyped-def]
+def _one_row(  # type: ignore[no-untyped-def]
+    row, start, stop, kh, D, G, B, slots, q, k, v, out, lse, scale, cap, queries, output, scores, highest, total
+):  # fmt: skip
     """A row, `queries` and `output` [G, D], `scores` [G, B]."""
     for g in range(G):
         for d in range(D):
@@ -174,7 +176,10 @@ def _one_row(row, start, stop, kh, D, G, B, slots, q, k, v, out, lse, scale, cap
 
 
 @_inline
-def _several_rows(r0, r1, start, stop, kh, causal, window, D, G, B, T, slots, q, k, v, out, lse, scale, cap, queries, output, scores, highest, total, factor, low, high):  # type: ignore[no-untyped-def]
+def _several_rows(  # type: ignore[no-untyped-def]
+    r0, r1, start, stop, kh, causal, window, D, G, B, T, slots, q, k, v, out, lse, scale, cap,
+    queries, output, scores, highest, total, factor, low, high,
+):  # fmt: skip
     """Rows [r0, r1): lane i is row i // G and query head i % G of the key head; the last row fills up the lanes."""
     lanes = (r1 - r0) * G
     padded = (lanes + T - 1) // T * T
