@@ -106,7 +106,8 @@ class Engine:
             policy=self.config.policy,
             tiers=self._tiers,
         )
-        self._loop = StepLoop(net, attention_for(net, pool), pool, scheduler, self.tokenizer.eos_ids, self.context_length)
+        attention = attention_for(net, pool)
+        self._loop = StepLoop(net, attention, pool, scheduler, self.tokenizer.eos_ids, self.context_length)
         self._finalizer = weakref.finalize(self, _close, self._loop, self._compiler, self._tiers)
 
     def __enter__(self) -> Self:

@@ -1,11 +1,11 @@
 """Attention on a CPU: what rows share is read once.
 
-The compiled kernel of `ragged.py` does it all where there is numba. Without it, and until its code
-is loaded, torch's flash attention does what it can: its CPU kernel gives the log-sum-exp of its
-scores beside its output, so that parts merge exactly. Slots that are one run are read where they lie; others are gathered first. The short ends
-that rows have for themselves are padded and done together, by length. The heads that share a key
-head are rows of one call, so keys are never repeated. Layers with a sliding window or a soft cap,
-which the kernel does not know, take the plain way.
+The compiled kernel of `ragged.py` does it all where there is numba. Without it, and until its code is
+loaded, torch's flash attention does what it can: it gives the log-sum-exp of its scores beside its
+output, so that parts merge exactly. Slots that are one run are read where they lie; others are
+gathered first. The short ends that rows have for themselves are padded and done together, by length.
+The heads that share a key head are rows of one call, so keys are never repeated. Layers with a
+sliding window or a soft cap, which torch's kernel does not know, take the plain way.
 """
 
 from __future__ import annotations

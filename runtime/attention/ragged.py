@@ -25,6 +25,8 @@ from numba.extending import intrinsic
 from .compiled import kept
 from .units import MOST_LANES
 
+LINE = 16
+"""float32 numbers in a cache line."""
 LANES = 16
 """Rows times heads are padded to a multiple of this: float32 numbers in a 512-bit register."""
 BLOCK = 32
@@ -90,6 +92,27 @@ def _add(context: Any, counters: Any, index: Any, value: Any) -> Any:
         return builder.atomic_rmw("add", builder.gep(array.data, [args[1]]), args[2], "acq_rel")
 
     return int32(counters, int64, int32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _prefetch(context: Any, array: Any, slot: Any, head: Any, number: Any) -> Any:
+    """Ask for the cache line of a number of a key or value that will be read soon."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        there = context.make_array(array)(context, builder, args[0])
+        strides = [builder.extract_value(there.strides, i) for i in range(3)]
+        offset = builder.mul(args[1], strides[0])
+        for index, stride in zip(args[2:], strides[1:], strict=True):
+            offset = builder.add(offset, builder.mul(index, stride))
+        byte = builder.inttoptr(
+            builder.add(builder.ptrtoint(there.data, ir.IntType(64)), offset), ir.IntType(8).as_pointer()
+        )
+        kind = ir.FunctionType(ir.VoidType(), [byte.type, *[ir.IntType(32)] * 3])
+        hint = builder.module.declare_intrinsic("llvm.prefetch", [byte.type], kind)
+        builder.call(hint, [byte, *(ir.Constant(ir.IntType(32), value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, int64, int64, int64), generate
 
 
 _inline = numba.njit(fastmath=FAST, error_model="numpy", inline="always")
@@ -195,6 +218,11 @@ def _several_rows(  # type: ignore[no-untyped-def]
         n = min(B, stop - block)
         whole = (n + 3) // 4 * 4  # four keys at a time; the last one again where there are fewer
         for j in range(0, n, 4):
+            for m in range(j, min(j + 4, n)):
+                ahead = slots[min(block + m + B, stop - 1)]
+                for d in range(0, D, LINE):
+                    _prefetch(k, ahead, kh, d)
+                    _prefetch(v, slots[block + m], kh, d)
             k0, k1 = k[slots[block + j], kh], k[slots[block + min(j + 1, n - 1)], kh]
             k2, k3 = k[slots[block + min(j + 2, n - 1)], kh], k[slots[block + min(j + 3, n - 1)], kh]
             for i in range(padded):

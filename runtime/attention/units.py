@@ -75,6 +75,6 @@ def _parts(first: int, end: int, num_kv: int, repeat: int, threads: int) -> list
     if rows == 1:
         return [first, end]
     least = -(-rows // max(1, MOST_LANES // repeat))
-    if threads > 1:  # no part so small that most of its lanes are empty
-        least = max(least, min(-(-2 * threads // num_kv), rows * repeat // 32, rows))
+    if threads > 1:  # no more than one for each, as each reads the keys again, nor with most of its lanes empty
+        least = max(least, min(-(-threads // num_kv), rows * repeat // 32, rows))
     return [first + rows * part // least for part in range(least + 1)]

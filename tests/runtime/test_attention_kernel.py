@@ -204,9 +204,8 @@ print(kernel is not None, sum(kernel.stats.cache_hits.values()))
 
 def load(cache: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "BRANCHWISE_CACHE": str(cache)}
-    return subprocess.Popen(
-        [sys.executable, "-c", LOAD], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", LOAD], cwd=ROOT, env=environment, text=True, **pipes)
 
 
 @pytest.mark.slow
