@@ -122,7 +122,7 @@ class Engine:
         )
         self._loop = StepLoop(
             net,
-            attention_for(net),
+            attention_for(net, pool),
             pool,
             scheduler,
             self.tokenizer.eos_ids,
@@ -447,10 +447,12 @@ class Engine:
             raise OutOfSlots(wanted=len(prompt), free=self.num_slots, total=self.num_slots, prompt_alone=True)
 
 
-def attention_for(model: Model) -> Attention:
+def attention_for(model: Model, pool: KVPool) -> Attention:
     """The fastest backend for where the model runs."""
     if model.device.type == "cpu" and is_available():
-        return CpuAttention()
+        attention = CpuAttention()
+        attention.prepare(model.specs, pool.dtype)
+        return attention
     return ReferenceAttention()
 
 

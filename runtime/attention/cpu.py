@@ -1,10 +1,11 @@
-"""Attention on a CPU: what rows share is read once, by torch's flash attention.
+"""Attention on a CPU: what rows share is read once.
 
-torch's CPU kernel gives the log-sum-exp of its scores beside its output, so that parts merge
-exactly. Slots that are one run are read where they lie; others are gathered first. The short ends
-that rows have for themselves are padded and done together, by length. The heads that share a key
-head are rows of one call, so keys are never repeated. Layers with a sliding window or a soft cap,
-which the kernel does not know, take the plain way.
+The compiled kernel of `ragged.py` does it all where there is numba. Without it, and until its code is
+loaded, torch's flash attention does what it can: it gives the log-sum-exp of its scores beside its
+output, so that parts merge exactly. Slots that are one run are read where they lie; others are
+gathered first. The short ends that rows have for themselves are padded and done together, by length.
+The heads that share a key head are rows of one call, so keys are never repeated. Layers with a
+sliding window or a soft cap, which torch's kernel does not know, take the plain way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor
 
 from . import AttnBatch, AttnSpec, Level, merge
+from .kernels import Helpers, kernel_for
 from .reference import ReferenceAttention
+from .units import Units, units_of
 
 LEAST_RUN = 128
 """Runs of at least this many slots are worth a call each; shorter ones are gathered."""
@@ -48,24 +51,54 @@ class EachItsOwn:
 
 
 class CpuAttention:
-    """Jobs are made once a step, and done once a layer."""
+    """Work is planned once a step, and done once a layer."""
 
     def __init__(self) -> None:
         self._reference = ReferenceAttention()
+        self._helpers = Helpers()
+
+    def prepare(self, specs: Sequence[AttnSpec], dtype: torch.dtype) -> None:
+        """Begin to load the compiled kernels of these layers, with keys of `dtype`. Until then torch does the work."""
+        for spec in specs:
+            kernel_for(spec, dtype)
 
     def plan(self, batch: AttnBatch, specs: Sequence[AttnSpec]) -> None:
         self._reference.plan(batch, specs)
-        self._specs = specs
-        self._jobs = [job for level in batch.levels for job in _jobs(level)]
+        self._batch, self._specs = batch, specs
+        self._threads = torch.get_num_threads()
+        self._units: dict[tuple[int, int, int | None], Units] = {}
+        self._jobs: list[Together | EachItsOwn] | None = None
 
     def forward(self, layer: int, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> Tensor:
         spec = self._specs[layer]
+        if (kernel := kernel_for(spec, q.dtype)) is not None:
+            return self._helpers.run(kernel, self._units_of(spec), spec, q, k_pool, v_pool)[0]
         if spec.window is not None or spec.softcap is not None:
             return self._reference.forward(layer, q, k_pool, v_pool)
+        if self._jobs is None:
+            self._jobs = [job for level in self._batch.levels for job in _jobs(level)]
         return _run(self._jobs, q, k_pool, v_pool, spec.scale)[0]
 
     def partial(self, level: Level, layer: int, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> tuple[Tensor, Tensor]:
-        return _run(_jobs(level), q, k_pool, v_pool, self._specs[layer].scale)
+        spec = self._specs[layer]
+        if (kernel := kernel_for(spec, q.dtype)) is not None:
+            units = units_of((level,), spec.num_kv_heads, _repeat(spec), spec.window, self._threads)
+            return self._helpers.run(kernel, units, spec, q, k_pool, v_pool)
+        if spec.window is not None or spec.softcap is not None:
+            return self._reference.partial(level, layer, q, k_pool, v_pool)
+        return _run(_jobs(level), q, k_pool, v_pool, spec.scale)
+
+    def _units_of(self, spec: AttnSpec) -> Units:
+        """Those of the step, made once for all layers of a kind. A window's rows look back along the whole path."""
+        key = spec.num_kv_heads, _repeat(spec), spec.window
+        if key not in self._units:
+            levels = self._batch.levels if spec.window is None else (self._batch.flat,)
+            self._units[key] = units_of(levels, *key, self._threads)
+        return self._units[key]
+
+
+def _repeat(spec: AttnSpec) -> int:
+    return spec.num_q_heads // spec.num_kv_heads
 
 
 def _run(
