@@ -220,12 +220,17 @@ class LocalSession:
         return self._items[-1] if self._items else None
 
 
+RUNTIME_OPTIONS = (
+    "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_regex", "ignore_eos", "heal", "choices",
+)  # fmt: skip
+
+
 def generate_params(gen: Gen) -> runtime.GenerateParams:
     """What the runtime is asked for a `Gen` whose options are filled."""
     options = gen.options
     given = {
         name: value
-        for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "heal", "choices")
+        for name in RUNTIME_OPTIONS
         if (value := getattr(options, name)) is not None
     }
     if options.regex is not None:

@@ -52,9 +52,9 @@ class Times:
 class Completion:
     """The result of a `Gen`. With `n > 1` this is the first sample, with which the session goes on.
 
-    `detail` says what ended it: "eos", the stop text in quotes, "constraint" (nothing can follow), "max_tokens",
-    "context" (the model can read no more), "slots" (no memory is left), "timeout" or "cancelled"; "" where the
-    backend does not say.
+    `detail` says what ended it: "eos", the stop (text or pattern) in quotes, "constraint" (nothing can follow),
+    "max_tokens", "context" (the model can read no more), "slots" (no memory is left), "timeout" or "cancelled"; ""
+    where the backend does not say.
     """
 
     text: str

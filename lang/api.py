@@ -21,6 +21,7 @@ def gen(
     *positional: Never,
     max_tokens: int | None = None,
     stop: str | Iterable[str] | None = None,
+    stop_regex: str | Iterable[str] | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
     top_k: int | None = None,
@@ -40,6 +41,7 @@ def gen(
     Args:
         max_tokens: at most so many tokens; 256 if nobody says otherwise.
         stop: end before this text, or before the first of several to come; it is not part of the result.
+        stop_regex: likewise before a text that matches this pattern, or one of several.
         temperature: 0 takes the likeliest token each time; 1 samples as the model says.
         top_p: sample among the likeliest tokens that together have this probability.
         top_k: sample among so many likeliest tokens; -1 turns it off.
@@ -60,6 +62,7 @@ def gen(
     given = {
         "max_tokens": max_tokens,
         "stop": stop,
+        "stop_regex": stop_regex,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,

@@ -13,7 +13,8 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
 
-from .errors import OptionError
+from .errors import ConstraintError, OptionError
+from .regex import normalize
 
 
 def whole_number(value: object, where: str, *, least: int, hint: str = "") -> int:
@@ -105,6 +106,15 @@ def stop(value: object, where: str) -> tuple[str, ...]:
     if "" in texts:
         raise OptionError(f"{where} holds an empty string, which every text contains. Write None or [] for no stop.")
     return texts
+
+
+def patterns(value: object, where: str) -> tuple[str, ...]:
+    """One pattern or several, in the spelling of `regex.normalize`."""
+    given = (characters(value, where),) if isinstance(value, str) else strings(value, where)
+    try:
+        return tuple(map(normalize, given))
+    except ConstraintError as error:
+        raise ConstraintError(f"{where}: {error}") from error
 
 
 def choices(value: object, where: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ class GenOptions:
 
     max_tokens: int | None = None
     stop: tuple[str, ...] | None = None
+    stop_regex: tuple[str, ...] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -38,12 +39,15 @@ class GenOptions:
         return dataclasses.replace(options, top_k=None) if options.top_k == -1 else options
 
 
-FALLBACK = GenOptions(max_tokens=256, stop=(), temperature=1.0, top_p=1.0, n=1, ignore_eos=False, heal=True)
+FALLBACK = GenOptions(
+    max_tokens=256, stop=(), stop_regex=(), temperature=1.0, top_p=1.0, n=1, ignore_eos=False, heal=True
+)
 """What holds where nobody says anything: call, run, function and backend are asked first, in this order."""
 
 _CHECKS: Mapping[str, Callable[[object, str], Any]] = {
     "max_tokens": checks.max_tokens,
     "stop": checks.stop,
+    "stop_regex": checks.patterns,
     "temperature": checks.temperature,
     "top_p": checks.top_p,
     "top_k": checks.top_k,

@@ -46,7 +46,7 @@ from .sampling import SamplingParams
 from .scheduler import Scheduler
 from .slots import SlotPool
 from .stats import Stats
-from .text import StopMatcher
+from .stops import StopMatcher
 from .tiers import Tiers, open_tiers
 from .tokenizer import Tokenizer
 from .tree import RadixTree
@@ -283,7 +283,7 @@ class Engine:
                         keep_pinned=pin,
                         constraint=constraint.start() if constraint else None,
                         detokenizer=self.tokenizer.detokenizer(),
-                        stops=StopMatcher(params.stop),
+                        stops=StopMatcher(params.stop, params.stop_regex),
                         on_delta=for_sample(on_delta, i) if on_delta else None,
                         on_done=for_sample(on_done, i),
                     )

@@ -9,6 +9,7 @@ from typing import Any
 from .constrain import Choices, Regex
 from .errors import RequestError
 from .messages import check_name, shown
+from .stops import StopMatcher
 
 _KINDS: tuple[tuple[str, Any, str, bool], ...] = (
     ("max_tokens", int, "a whole number", False),
@@ -36,6 +37,7 @@ class GenerateParams:
     top_p, top_k: draw from the likeliest tokens only: as many as reach this probability, and at most so many.
     seed: the same seed, prompt and options give the same text, whoever else is computed beside it.
     stop: the text ends before the first of these strings.
+    stop_regex: likewise before the first text that matches one of these patterns; "first" is where it begins.
     ignore_eos: do not stop at the model's end tokens.
     heal: the last tokens of the prompt may become part of longer ones, as if its text and what follows it had been
         written in one go: see `healing.py`. The text of the prompt stays what it is.
@@ -52,6 +54,7 @@ class GenerateParams:
     top_k: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     ignore_eos: bool = False
     heal: bool = False
     regex: str | None = None
@@ -84,10 +87,12 @@ class GenerateParams:
             raise RequestError("regex and choices exclude each other.")
 
     def _settle_strings(self) -> None:
-        """Lists become tuples; one stop string, or none, is a tuple, too."""
-        stop: object = self.stop
-        given = () if stop is None else (stop,) if isinstance(stop, str) else stop
-        object.__setattr__(self, "stop", _strings("stop", given))
+        """Lists become tuples; one stop, or none, is a tuple, too."""
+        for name in ("stop", "stop_regex"):
+            stop: object = getattr(self, name)
+            given = () if stop is None else (stop,) if isinstance(stop, str) else stop
+            object.__setattr__(self, name, _strings(name, given))
+        StopMatcher(self.stop, self.stop_regex)  # raises what is wrong with them
         if self.choices is not None:
             object.__setattr__(self, "choices", _strings("choices", self.choices))
             if not self.choices:

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from .constrain import State as ConstraintState
 from .healing import Held
 from .sampling import SamplingParams
-from .text import Detokenizer, StopMatcher
+from .stops import StopMatcher
+from .text import Detokenizer
 from .tree import Node, RadixTree
 
 RECENT = 4
@@ -50,8 +51,9 @@ class Result:
     `tokens` are all that were sampled. Those before `kept` are in `text` whole; a stop string can cut the next one in
     two, and then `tail` is the part of its text that counts. A character that was only begun is not in the text, nor
     are its tokens kept. If the seam was healed, the first token stands for the prompt's last `healed` tokens, too, and
-    only what it says after them is in the text. `detail` says what ended it: "eos", the stop string in quotes,
-    "constraint", "max_tokens", "context" (the model's positions), "slots" (the pool is full), "timeout", "cancelled".
+    only what it says after them is in the text. `detail` says what ended it: "eos", the stop (string or pattern) in
+    quotes, "constraint", "max_tokens", "context" (the model's positions), "slots" (the pool is full), "timeout",
+    "cancelled".
     """
 
     text: str

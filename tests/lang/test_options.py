@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from branchwise.lang import FALLBACK, GenOptions, OptionError
-from branchwise.lang.options import DEFAULT_NAMES, checked_defaults
+from branchwise.lang.options import DEFAULT_NAMES, OPTION_NAMES, checked_defaults
 
 
 def test_what_is_said_last_in_the_order_of_asking_does_not_count() -> None:
@@ -13,7 +13,7 @@ def test_what_is_said_last_in_the_order_of_asking_does_not_count() -> None:
 
 def test_what_is_not_said_is_filled_with_the_fallback() -> None:
     assert GenOptions(seed=1).filled() == GenOptions(
-        seed=1, max_tokens=256, temperature=1.0, top_p=1.0, n=1, stop=(), ignore_eos=False, heal=True
+        seed=1, max_tokens=256, temperature=1.0, top_p=1.0, n=1, stop=(), stop_regex=(), ignore_eos=False, heal=True
     )
 
 
@@ -23,7 +23,7 @@ def test_a_call_can_turn_off_the_stops_and_top_k_of_its_run() -> None:
 
 
 def test_only_what_fits_every_gen_may_be_a_default() -> None:
-    assert DEFAULT_NAMES == ("max_tokens", "stop", "temperature", "top_p", "top_k", "seed", "ignore_eos", "heal")
+    assert set(OPTION_NAMES) - set(DEFAULT_NAMES) == {"n", "regex", "choices"}
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,8 @@ def test_defaults_of_the_function_are_kept() -> None:
         ),
         (
             lambda p: p.run_batch([], n=2),
-            "qa.run_batch(): there is no option n. Known: heal, ignore_eos, max_tokens, seed, stop, temperature, "
-            "top_k, top_p.",
+            "qa.run_batch(): there is no option n. Known: heal, ignore_eos, max_tokens, seed, stop, stop_regex, "
+            "temperature, top_k, top_p.",
         ),
     ],
 )

@@ -1,25 +1,15 @@
-"""Streams of text, however they are cut, against the whole text decoded or searched at once."""
+"""Streams of text, however they are cut, against the whole text decoded at once."""
 
 from __future__ import annotations
 
 import time
-from itertools import pairwise, permutations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from branchwise.runtime.errors import RequestError
-from branchwise.runtime.text import Detokenizer, StopMatcher
+from branchwise.runtime.text import Detokenizer
 
 BYTES = [bytes([byte]) for byte in range(256)]
-
-
-def cut(data: str, places: list[int]) -> list[str]:
-    """`data` in pieces, cut at `places`."""
-    ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
-    return [data[start:end] for start, end in pairwise(ends)]
-
 
 # ------------------------------------------------------------------------------------------- detokenizing
 
@@ -79,80 +69,3 @@ def test_copies_of_a_detokenizer_part_in_the_middle_of_a_character() -> None:
     first.push(0xC3)
     second = first.copy()
     assert (first.push(0xA9), second.push(0xA8), first.flush(), second.flush()) == ("é", "è", "", "")
-
-
-# ------------------------------------------------------------------------------------------ stop strings
-
-TEXTS = st.text("ab", max_size=24)
-STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
-
-
-def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The text before the stop that starts first, and the stop: the plain way, with all of the text in hand."""
-    found = [(text.find(stop), len(stop), stop) for stop in stops if stop in text]
-    if not found:
-        return text, None
-    start, _, stop = min(found)
-    return text[:start], stop
-
-
-@given(TEXTS, STOPS, st.lists(st.integers(0, 24)))
-def test_stop_does_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], places: list[int]) -> None:
-    matcher = StopMatcher(stops)
-    shown = "".join([*map(matcher.push, cut(text, places)), matcher.flush()])
-    assert (shown, matcher.matched) == first_stop(text, stops)
-
-
-@given(TEXTS, STOPS.filter(bool), st.lists(st.integers(0, 24)))
-def test_text_is_held_exactly_while_a_stop_may_begin_in_it(text: str, stops: list[str], places: list[int]) -> None:
-    matcher = StopMatcher(stops)
-    arrived = shown = ""
-    for piece in cut(text, places):
-        arrived += piece
-        shown += matcher.push(piece)
-        if matcher.matched is not None:
-            return
-        starts = [i for i in range(len(arrived)) if any(s != arrived[i:] and s.startswith(arrived[i:]) for s in stops)]
-        assert shown == arrived[: min(starts, default=len(arrived))]
-
-
-@given(TEXTS, st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3, unique=True))
-def test_order_of_stops_does_not_matter(text: str, stops: list[str]) -> None:
-    results = set()
-    for order in permutations(stops):
-        matcher = StopMatcher(order)
-        results.add((matcher.push(text) + matcher.flush(), matcher.matched))
-    assert len(results) == 1
-
-
-def test_no_part_of_a_stop_is_shown() -> None:
-    matcher = StopMatcher(["lima mike nov"])
-    assert [matcher.push(piece) for piece in ("kilo ", "lima", " mike", " nov", "ember")] == ["kilo ", "", "", "", ""]
-    assert (matcher.flush(), matcher.matched) == ("", "lima mike nov")
-
-
-def test_held_newlines_come_out_when_the_stop_does_not() -> None:
-    matcher = StopMatcher(["\n<|fin|>"])
-    assert [matcher.push(piece) for piece in ("a\n", "b\n", "c\n")] == ["a", "\nb", "\nc"]
-    assert (matcher.flush(), matcher.matched) == ("\n", None)
-
-
-def test_complete_stop_waits_for_one_that_began_before_it() -> None:
-    matcher = StopMatcher(["bc", "abcd"])
-    assert (matcher.push("xabc"), matcher.matched) == ("x", None)
-    ended, goes_on, other = matcher.copy(), matcher.copy(), matcher.copy()
-    assert (ended.flush(), ended.matched) == ("a", "bc")
-    assert (goes_on.push("d"), goes_on.matched) == ("", "abcd")
-    assert (other.push("e"), other.matched) == ("a", "bc")
-
-
-def test_without_stops_text_passes_through() -> None:
-    matcher = StopMatcher()
-    assert (matcher.push("any\n"), matcher.flush(), matcher.matched) == ("any\n", "", None)
-
-
-def test_empty_stop_and_lone_string_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"^stop: an empty string is found in every text; leave it out of \[.*\]\.$"):
-        StopMatcher(["x", ""])
-    with pytest.raises(RequestError, match=r"^stop must be a sequence of strings here, got the string 'wor'\.$"):
-        StopMatcher("wor")
