@@ -17,9 +17,6 @@ from .stops import StopMatcher
 from .text import Detokenizer
 from .tree import Node, RadixTree
 
-RECENT = 4
-"""So many tokens before it decide how forced text is spelled."""
-
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -192,7 +189,7 @@ class Request:
     def look_ahead(self) -> None:
         """Ask the constraint what must come next, unless that is known."""
         if self.constraint is not None and self.held is None and not self.forced:
-            ahead = self.constraint.forced_tokens(self.tokens[-RECENT:])
+            ahead = self.constraint.forced_tokens()
             self.forced.extend(ahead.certain)
             self.likely = ahead.draft
 

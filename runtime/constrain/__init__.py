@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,8 +69,8 @@ class State(Protocol):
         """Append `token`; False if it is not allowed, and then nothing has changed. An end token ends the text."""
         ...
 
-    def forced_tokens(self, recent: Sequence[int]) -> Forced:
-        """What must follow here, after the `recent` tokens; changes nothing."""
+    def forced_tokens(self) -> Forced:
+        """What must follow here; changes nothing."""
         ...
 
     def fork(self) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,14 +20,17 @@ class Row:
     mask: torch.Tensor  # [vocab_size] bool, end tokens included; shared and read-only
     is_complete: bool
     is_finished: bool
+    longest: int | None = None  # where all that is allowed begins with one byte: the token that spells the most
+    is_only: bool = False       # and nothing else is allowed
 
 
 @dataclass(frozen=True, slots=True)
 class Forced:
     """What comes next in a constraint, whatever the model says.
 
-    certain: tokens that can only be these, spelled as the tokenizer would spell them.
-    draft: what the first tokens after them are likely to be; to be sampled all the same.
+    certain: tokens in whose places nothing else is allowed.
+    draft: where the text after them can go on in one way only, a guess at its tokens; they are to be sampled all the
+        same, so that a wrong guess changes nothing.
     """
 
     certain: tuple[int, ...] = ()
@@ -53,10 +55,21 @@ class Automaton(Protocol):
 
 def row_of(mask: torch.Tensor, vocab: Vocab, *, is_complete: bool) -> Row:
     """The row that allows the tokens of `mask`, which it takes over, and the end if `is_complete`."""
-    is_finished = is_complete and not mask.any()
+    count = int(mask.sum())
     if is_complete:
         mask[list(vocab.eos_ids)] = True
-    return Row(mask, is_complete, bool(is_finished))
+    elif 0 < count <= MOST_SPELLINGS:
+        spelled = {token: vocab.token_bytes[token] for token in mask.nonzero()[:, 0].tolist()}
+        if len({data[:1] for data in spelled.values()}) == 1:
+            return Row(mask, False, False, max(spelled, key=lambda token: len(spelled[token])), count == 1)
+    return Row(mask, is_complete, is_complete and count == 0)
+
+
+MOST_SPELLINGS = 64
+"""Where more tokens are allowed than this, they are not looked at for what they have in common."""
+
+MOST_AHEAD = 32
+"""So many tokens are looked ahead at most."""
 
 
 class Walk:
@@ -96,8 +109,17 @@ class Walk:
         self._place = following
         return True
 
-    def forced_tokens(self, recent: Sequence[int]) -> Forced:
-        return Forced()
+    def forced_tokens(self) -> Forced:
+        certain: list[int] = []
+        draft: list[int] = []
+        place: int | None = self._place
+        while not self._ended and place is not None and len(certain) + len(draft) < MOST_AHEAD:
+            row = self._automaton.row(place)
+            if row.longest is None:
+                break
+            (draft if draft or not row.is_only else certain).append(row.longest)
+            place = self._automaton.next(place, row.longest)
+        return Forced(tuple(certain), tuple(draft))
 
     def fork(self) -> Walk:
         return Walk(self._automaton, self._place, ended=self._ended)
