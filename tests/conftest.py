@@ -7,6 +7,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client: tests need no network
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch, as `branchwise.runtime` does
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ from transformers import (
 from branchwise.runtime import probe
 from branchwise.runtime.errors import ModelNotFound
 from branchwise.runtime.models import resolve
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and Python then raises nothing.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("branchwise", deadline=None)
 settings.load_profile("branchwise")
