@@ -249,8 +249,8 @@ def test_a_generation_and_the_text_beside_it_forge_no_turn_and_keep_its_tokens(
     before = first.usage.prompt_tokens + first.usage.completion_tokens
     after = sides[1] + " so" if generated_first else " so"
     assert second.usage.prompt_tokens == before + len(engine.tokenizer.encode(after, at_start=False, control=False))
-    # What was forced needed no pass, so that its prompt was not computed either.
-    assert second.usage.hit_tokens >= before - 1 or first.usage.forced_tokens == first.usage.completion_tokens
+    # What is forced at the end needs no pass, and so is not cached yet.
+    assert second.usage.hit_tokens >= before - 1 or first.usage.forced_tokens
 
 
 def test_a_choice_cannot_complete_a_control_token(engine: Engine) -> None:
