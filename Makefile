@@ -12,8 +12,6 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 MODEL := smollm2-135m
 
-# Idle threads of torch sleep rather than spin: on a busy machine a step is then ten times as fast.
-
 .DELETE_ON_ERROR:
 .PHONY: demo test lint clean bench-tree bench-hits
 

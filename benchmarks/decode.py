@@ -16,6 +16,7 @@ import time
 from array import array
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -67,21 +68,20 @@ def decode(engine: Engine, rows: int, shared: int, temperature: float) -> tuple[
         passes.append(time.perf_counter() - start)
         return logits
 
-    engine._loop._step, engine._loop._forward = timed_step, timed_forward  # type: ignore[method-assign]
     if prefix:
         engine.generate(prefix, max_tokens=1)
     done: list[Future[object]] = [Future() for _ in range(rows)]
-    for number in range(rows):
-        own = [rng.randrange(100, 40_000) for _ in range(OWN if shared else 128)]
-        engine.start(
-            array("i", prefix + own),
-            GenerateParams(max_tokens=STEPS + 8, temperature=temperature, ignore_eos=True, seed=number),
-            on_delta=lambda sample, delta: None,
-            on_done=lambda sample, result, number=number: done[number].set_result(result),
-        )
-    for future in done:
-        future.result()
-    engine._loop._step, engine._loop._forward = step, forward  # type: ignore[method-assign]
+    with patch.object(engine._loop, "_step", timed_step), patch.object(engine._loop, "_forward", timed_forward):
+        for number in range(rows):
+            own = [rng.randrange(100, 40_000) for _ in range(OWN if shared else 128)]
+            engine.start(
+                array("i", prefix + own),
+                GenerateParams(max_tokens=STEPS + 8, temperature=temperature, ignore_eos=True, seed=number),
+                on_delta=lambda sample, delta: None,
+                on_done=lambda sample, result, number=number: done[number].set_result(result),
+            )
+        for future in done:
+            future.result()
     return statistics.median(steps[-STEPS:-2]), statistics.median(passes[-STEPS:-2])
 
 

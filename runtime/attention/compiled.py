@@ -37,13 +37,14 @@ def kept(function: Any, signature: Any, folder: Path) -> Callable[..., None]:
         function._cache = caching.NullCache()
         function.compile(signature)
     function.disable_compile()
-    return function  # type: ignore[no-any-return] # numba has no types
+    compiled: Callable[..., None] = function
+    return compiled
 
 
 def _cache_in(path: Path, stamp: str) -> type[Any]:
     """A class of cache, as numba takes one."""
 
-    class Locator(caching._CacheLocator):  # type: ignore[misc]
+    class Locator(caching._CacheLocator):  # type: ignore[misc]  # numba has no types, so its classes count as Any
         def get_cache_path(self) -> str:
             return str(path)
 
@@ -57,10 +58,10 @@ def _cache_in(path: Path, stamp: str) -> type[Any]:
         def from_function(cls, function: Any, file: str) -> Any:
             return cls()
 
-    class Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    class Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]  # likewise
         _locator_classes = (Locator,)
 
-    class Cache(caching.FunctionCache):  # type: ignore[misc]
+    class Cache(caching.FunctionCache):  # type: ignore[misc]  # likewise
         _impl_class = Implementation
 
     return Cache

@@ -20,7 +20,6 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import float32, int32, int64, types, uint16, uint32
-from numba.extending import intrinsic
 
 from .compiled import kept
 from .units import MOST_LANES
@@ -41,10 +40,14 @@ C0, C1, C2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float3
 C3, C4, C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 ONE, TWO, HALF, LEAST = np.float32(1.0), np.float32(2.0), np.float32(0.5), np.float32(-87.0)
 
+# numba comes without type information and finds the types of what it compiles itself: to a type checker it is all Any.
+_Decorator = Callable[[Callable[..., Any]], Any]
+_intrinsic: _Decorator = numba.extending.intrinsic
+
 FAST = {"reassoc", "contract", "nsz", "arcp"}  # not nnan, not ninf: an empty partial result has -inf
 
 
-@intrinsic  # type: ignore[untyped-decorator] # numba has no types for it
+@_intrinsic
 def _as_float(context: Any, bits: Any) -> Any:
     """The float32 of these bits."""
 
@@ -54,7 +57,7 @@ def _as_float(context: Any, bits: Any) -> Any:
     return float32(uint32), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic
 def _wide(context: Any, number: Any) -> Any:
     """float32 of float32, or of bfloat16 as uint16."""
 
@@ -67,7 +70,7 @@ def _wide(context: Any, number: Any) -> Any:
     return float32(number), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic
 def _narrow(context: Any, number: Any, like: Any) -> Any:
     """float32 in the format of `like`; bfloat16 is rounded to the nearest, ties to even."""
 
@@ -83,7 +86,7 @@ def _narrow(context: Any, number: Any, like: Any) -> Any:
     return like(float32, like), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic
 def _add(context: Any, counters: Any, index: Any, value: Any) -> Any:
     """Add to a counter that other threads add to, and give what it was."""
 
@@ -94,7 +97,7 @@ def _add(context: Any, counters: Any, index: Any, value: Any) -> Any:
     return int32(counters, int64, int32), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic
 def _prefetch(context: Any, array: Any, slot: Any, head: Any, number: Any) -> Any:
     """Ask for the cache line of a number of a key or value that will be read soon."""
 
@@ -115,11 +118,11 @@ def _prefetch(context: Any, array: Any, slot: Any, head: Any, number: Any) -> An
     return types.void(array, int64, int64, int64), generate
 
 
-_inline = numba.njit(fastmath=FAST, error_model="numpy", inline="always")
+_inline: _Decorator = numba.njit(fastmath=FAST, error_model="numpy", inline="always")
 
 
 @_inline
-def _exp(x):  # type: ignore[no-untyped-def]
+def _exp(x: Any) -> Any:
     """exp of x <= 0, to about 1e-7 of its value; 0 below -87, nan of nan."""
     n = math.floor((x if x > LEAST else LEAST) * LOG2_E + HALF)
     y = LEAST if x <= LEAST else x
@@ -130,14 +133,14 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 
 @_inline
-def _capped(x, cap):  # type: ignore[no-untyped-def]
+def _capped(x: Any, cap: Any) -> Any:
     """cap * tanh(x / cap)."""
     e = _exp(-TWO * abs(x) / cap)
     return math.copysign(cap * (ONE - e) / (ONE + e), x)
 
 
 @_inline
-def _merge(lse, row, head, highest, total):  # type: ignore[no-untyped-def]
+def _merge(lse: Any, row: Any, head: Any, highest: Any, total: Any) -> Any:
     """Bring the log-sum-exp up to date; the factors of the output before, and of the weighted sum found."""
     mine, before = highest + np.float32(math.log(total)), lse[row, head]
     if before == -np.inf:
@@ -150,9 +153,10 @@ def _merge(lse, row, head, highest, total):  # type: ignore[no-untyped-def]
 
 
 @_inline
-def _one_row(  # type: ignore[no-untyped-def]
-    row, start, stop, kh, D, G, B, slots, q, k, v, out, lse, scale, cap, queries, output, scores, highest, total
-):  # fmt: skip
+def _one_row(
+    row: Any, start: Any, stop: Any, kh: Any, D: Any, G: Any, B: Any, slots: Any, q: Any, k: Any, v: Any, out: Any,
+    lse: Any, scale: Any, cap: Any, queries: Any, output: Any, scores: Any, highest: Any, total: Any,
+) -> None:  # fmt: skip
     """A row, `queries` and `output` [G, D], `scores` [G, B]."""
     for g in range(G):
         for d in range(D):
@@ -199,10 +203,11 @@ def _one_row(  # type: ignore[no-untyped-def]
 
 
 @_inline
-def _several_rows(  # type: ignore[no-untyped-def]
-    r0, r1, start, stop, kh, causal, window, D, G, B, T, slots, q, k, v, out, lse, scale, cap,
-    queries, output, scores, highest, total, factor, low, high,
-):  # fmt: skip
+def _several_rows(
+    r0: Any, r1: Any, start: Any, stop: Any, kh: Any, causal: Any, window: Any, D: Any, G: Any, B: Any, T: Any,
+    slots: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: Any, cap: Any, queries: Any, output: Any,
+    scores: Any, highest: Any, total: Any, factor: Any, low: Any, high: Any,
+) -> None:  # fmt: skip
     """Rows [r0, r1): lane i is row i // G and query head i % G of the key head; the last row fills up the lanes."""
     lanes = (r1 - r0) * G
     padded = (lanes + T - 1) // T * T
@@ -313,7 +318,10 @@ def kernel(head_dim: int, repeat: int, half: bool, folder: Path) -> Callable[...
     D, G, B, T = head_dim, repeat, BLOCK, LANES
     L = max(MOST_LANES, -(-repeat // LANES) * LANES)
 
-    def attend(units, stages, counters, slots, window, q, k, v, out, lse, scale, cap):  # type: ignore[no-untyped-def]
+    def attend(
+        units: Any, stages: Any, counters: Any, slots: Any, window: Any, q: Any, k: Any, v: Any, out: Any,
+        lse: Any, scale: Any, cap: Any,
+    ) -> None:  # fmt: skip
         queries, output = np.empty((D, L), np.float32), np.empty((D, L), np.float32)
         row_queries, row_output = np.empty((G, D), np.float32), np.empty((G, D), np.float32)
         scores, row_scores = np.empty((B, L), np.float32), np.empty((G, B), np.float32)
