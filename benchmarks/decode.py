@@ -1,10 +1,10 @@
 """What a decode step costs: rows that share a prefix and have an end of their own, beside the model's matmuls alone.
 
-    python benchmarks/decode.py [--dtype float32] [--quantization int4] [--temperature 0]
+    python benchmarks/decode.py [--dtype float32] [--quantization int4] [--temperature 0] [--spinning 4]
 
 The demo model, greedy unless told. Each line is one engine run of 24 steps: the median step, the same number of rows
 through the model's matrices alone in the same run, and the share of the step that is not the model (scheduling, tree,
-layout, sampling, text, callbacks).
+layout, sampling, text, callbacks). With `--spinning`, so many threads run Python code beside it and nothing else.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import threading
 import time
 from array import array
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -85,19 +88,39 @@ def decode(engine: Engine, rows: int, shared: int, temperature: float) -> tuple[
     return statistics.median(steps[-STEPS:-2]), statistics.median(passes[-STEPS:-2])
 
 
+@contextmanager
+def spinning(count: int) -> Iterator[None]:
+    """Threads that keep the interpreter busy."""
+    done = threading.Event()
+
+    def spin() -> None:
+        while not done.is_set():
+            pass
+
+    threads = [threading.Thread(target=spin) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    yield
+    done.set()
+    for thread in threads:
+        thread.join()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quantization", default=None)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--spinning", type=int, default=0)
     args = parser.parse_args()
     options = {"dtype": args.dtype, "quantization": args.quantization, "num_slots": 24_000, "max_step_tokens": 2048}
     print("| rows | shared | step, ms | matmuls alone, ms | step / matmuls | not the model |")
     print("|---:|---:|---:|---:|---:|---:|")
     with Engine("smollm2-135m", **options) as engine:
         for rows, shared in CASES:
-            whole, passed = decode(engine, rows, shared, args.temperature)
             alone = matmuls(engine.model, rows)
+            with spinning(args.spinning):
+                whole, passed = decode(engine, rows, shared, args.temperature)
             print(
                 f"| {rows} | {shared:,} | {1000 * whole:.1f} | {1000 * alone:.1f} | {whole / alone:.2f} | "
                 f"{1 - passed / whole:.1%} |",
