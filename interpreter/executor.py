@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TypeAlias, assert_never
 from weakref import WeakSet
 
-from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text
+from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text, Tools
 from branchwise.lang.checks import characters
 
 from .outcome import Failure, Outcome, cancelled
@@ -162,7 +162,7 @@ class Executor:
         session = self._session
         assert session is not None, f"no session for {task!r}"
         match task:
-            case Text() | RoleBegin() | RoleEnd():
+            case Text() | RoleBegin() | RoleEnd() | Tools():
                 session.append(task)
             case Ask():
                 self._ask(session, task)
@@ -235,7 +235,7 @@ def _settle(tasks: Sequence[Task], failure: Failure) -> None:
             case Fork(children):
                 for child in children:
                     left += child._give_up(failure)
-            case Text() | RoleBegin() | RoleEnd():
+            case Text() | RoleBegin() | RoleEnd() | Tools():
                 pass
             case _:
                 assert_never(task)

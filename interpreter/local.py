@@ -5,6 +5,7 @@ The only file that knows both vocabularies, the program's and the runtime's.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from branchwise import runtime
-from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text
+from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text, Tools
 from branchwise.lang.choices import decide
 from branchwise.lang.options import checked_defaults
 from branchwise.lang.regex import normalize
 
-from .chat import ChatTemplate, Item, Loose, Turn, compose
+from . import tools
+from .chat import ChatTemplate, Item, Loose, Schemas, Turn, compose
 from .encode import Encoder, TokenStream, protect, unescape
 from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Times, Usage
 
@@ -39,7 +41,10 @@ class Engine(runtime.Engine):
         tokenizer = self.tokenizer
         self.encoder = Encoder(tokenizer)
         self.template = ChatTemplate(
-            tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+            tokenizer.chat_template,
+            tool_template=tokenizer.tool_template,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
         )
 
     def open_session(self) -> LocalSession:
@@ -71,12 +76,17 @@ class LocalSession:
                 inside = isinstance(last, Turn) and last.open
                 plain = inside if control is None else not control
                 self._write(self._following(text, plain=plain), plain=plain)
-            case RoleBegin(role):
-                self._items = (*self._items, Turn(role, "", open=True))
+            case RoleBegin(role, fields):
+                escape = self._engine.encoder.escape
+                said = tools.each_text(_arguments_read(json.loads(fields or "{}")), escape)
+                self._items = (*self._items, Turn(escape(role), "", open=True, fields=said))
             case RoleEnd(role):
                 last = self._last()
-                assert isinstance(last, Turn) and last.open and last.role == role, f"{role} ends but {last} is open"
-                self._items = (*self._items[:-1], Turn(role, last.content, open=False))
+                assert isinstance(last, Turn) and last.open, f"{role} ends but {last} is open"
+                self._items = (*self._items[:-1], replace(last, open=False))
+            case Tools(schemas):
+                escaped = tools.each_text(json.loads(schemas), self._engine.encoder.escape)
+                self._items = (*self._items, Schemas(escaped))
 
     def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
         prompt = self.prompt()
@@ -210,7 +220,7 @@ class LocalSession:
             self._plain = plain
         last = self._last()
         if isinstance(last, Turn) and last.open:
-            self._items = (*self._items[:-1], Turn(last.role, last.content + text, open=True))
+            self._items = (*self._items[:-1], replace(last, content=last.content + text))
         elif isinstance(last, Loose):
             self._items = (*self._items[:-1], Loose(last.text + text))
         else:
@@ -218,6 +228,13 @@ class LocalSession:
 
     def _last(self) -> Item | None:
         return self._items[-1] if self._items else None
+
+
+def _arguments_read(fields: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of calls as objects: what JSON spells with backslashes is seen by who looks for control tokens."""
+    if "tool_calls" in fields:
+        fields["tool_calls"] = tools.with_arguments(fields["tool_calls"], as_text=False)
+    return fields
 
 
 RUNTIME_OPTIONS = (

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
-from branchwise.lang import Gen, GenOptions, RoleBegin, RoleEnd, Select, Text
+from branchwise.lang import Gen, GenOptions, RoleBegin, RoleEnd, Select, Text, Tools
 
-Segment: TypeAlias = Text | RoleBegin | RoleEnd
+Segment: TypeAlias = Text | RoleBegin | RoleEnd | Tools
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -99,7 +99,7 @@ class Session(Protocol):
     """One append-only conversation. Used by one thread at a time, one operation at a time."""
 
     def append(self, segment: Segment) -> None:
-        """Add text or a role boundary; lazy, never blocks."""
+        """Add text, a role boundary or tools; lazy, never blocks."""
 
     def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
         """Start generating and return at once. Every option of `gen` that has a default is filled."""

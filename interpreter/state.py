@@ -32,6 +32,7 @@ from branchwise.lang.checks import shown, whole_number
 from .branches import Branches
 from .errors import Cancelled, UnknownVariable
 from .executor import Executor
+from .graphemes import whole_graphemes
 from .outcome import Outcome
 from .reaper import REAPER
 from .session import Completion, Selection
@@ -204,8 +205,8 @@ class State:
             self._await_program()
             return self._transcript.text()
 
-    def messages(self) -> list[dict[str, str]]:
-        """Wait for everything, and give the turns as dicts of `role` and `content`.
+    def messages(self) -> list[dict[str, Any]]:
+        """Wait for everything, and give the turns as dicts of `role`, `content` and the fields given to `role(...)`.
 
         Text outside of any role is in `text()` and in no turn.
         """
@@ -213,18 +214,19 @@ class State:
             self._await_program()
             return self._transcript.messages()
 
-    def text_iter(self, name: str | None = None, **unknown: Never) -> Iterator[str]:
+    def text_iter(self, name: str | None = None, *, graphemes: bool = False, **unknown: Never) -> Iterator[str]:
         """The text in pieces as it grows: all of it, or that of the variable `name`.
 
-        Each iterator gives everything from the start. Leaving one early changes nothing: the program goes on.
+        Each iterator gives everything from the start. Leaving one early changes nothing: the program goes on. No piece
+        ends inside a character of Python; with `graphemes`, none ends inside what a reader sees as one, like a flag.
         """
         for option in unknown:
             raise CallError(f'text_iter(): there is no option {option}. Write s.text_iter("x") for a variable.')
         if name is None:
-            return self._interruptible(self._transcript.pieces(until_ended=self._outside))
-        if self._outside:
-            return self._interruptible(self._pieces_of(name))
-        return self._interruptible(self._find(name).pieces())
+            pieces = self._transcript.pieces(until_ended=self._outside)
+        else:
+            pieces = self._pieces_of(name) if self._outside else self._find(name).pieces()
+        return self._interruptible(whole_graphemes(pieces) if graphemes else pieces)
 
     def sync(self) -> None:
         """Wait for everything, and raise what went wrong first."""

@@ -6,12 +6,13 @@ place as an `Outcome`. So forking copies references, and nobody needs to ask the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Condition
 from typing import Any, TypeAlias
 
-from branchwise.lang import Gen, LangError, Op, RoleBegin, RoleEnd, Select, Text, Var
+from branchwise.lang import Gen, LangError, Op, RoleBegin, RoleEnd, Select, Text, Tools, Var
 
 from .errors import Cancelled, UnknownVariable
 from .outcome import Failure, Outcome
@@ -129,14 +130,14 @@ class Transcript:
     def text_so_far(self) -> str:
         return "".join(e.text_so_far() if isinstance(e, Outcome) else _text(e) for e in list(self._entries))
 
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """Wait for all that is written, and give it turn by turn; text outside of any role is not in a turn."""
-        messages: list[dict[str, str]] = []
+        messages: list[dict[str, Any]] = []
         inside = False
         for entry in list(self._entries):
             match entry:
-                case RoleBegin(role):
-                    messages.append({"role": role, "content": ""})
+                case RoleBegin(role, fields):
+                    messages.append({"role": role, "content": "", **json.loads(fields or "{}")})
                     inside = True
                 case RoleEnd():
                     inside = False
@@ -182,8 +183,8 @@ class Transcript:
 
     def _add(self, op: Op, written_at: str) -> Task:
         match op:
-            case Text() | RoleBegin() | RoleEnd():
-                if not isinstance(op, Text):
+            case Text() | RoleBegin() | RoleEnd() | Tools():
+                if isinstance(op, RoleBegin | RoleEnd):
                     self.role = op.role if isinstance(op, RoleBegin) else None
                 self._entries.append(op)
                 return op
@@ -213,6 +214,9 @@ class Transcript:
                         raise UnknownVariable(self._unknown(name))
                 case Gen(name) | Select(name):
                     known.update(() if name is None else (name,))
+                case Tools():
+                    if role is not None:
+                        raise LangError(f"tools() inside the turn of {role}. Write it before the turn.")
                 case Text():
                     pass
 
@@ -240,5 +244,5 @@ def _text(entry: Entry) -> str:
             return entry.text()
         case Text(text):
             return text
-        case RoleBegin() | RoleEnd():
+        case RoleBegin() | RoleEnd() | Tools():
             return ""

@@ -11,12 +11,27 @@ from .api import (
     system_begin,
     system_end,
     text,
+    tools,
     user,
     user_begin,
     user_end,
 )
 from .errors import CallError, ConstraintError, LangError, OptionError
-from .ops import CHOICES_METHODS, ChoicesMethod, Concat, Expr, Gen, Op, RoleBegin, RoleEnd, Select, Text, Var, flatten
+from .ops import (
+    CHOICES_METHODS,
+    ChoicesMethod,
+    Concat,
+    Expr,
+    Gen,
+    Op,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    Tools,
+    Var,
+    flatten,
+)
 from .options import FALLBACK, GenOptions
 from .program import Call, Program, Runner, make_program
 
@@ -40,6 +55,7 @@ __all__ = [
     "Runner",
     "Select",
     "Text",
+    "Tools",
     "Var",
     "assistant",
     "assistant_begin",
@@ -53,6 +69,7 @@ __all__ = [
     "system_begin",
     "system_end",
     "text",
+    "tools",
     "user",
     "user_begin",
     "user_end",

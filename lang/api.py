@@ -5,13 +5,27 @@ Options are checked here, where the user wrote them, and every error begins with
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Never
 
+from . import checks
 from .checks import characters, nearest, shown
 from .checks import choices as checked_choices
 from .errors import CallError, ConstraintError, OptionError
-from .ops import CHOICES_METHODS, ChoicesMethod, Concat, Expr, Gen, RoleBegin, RoleEnd, Select, Text, call_text, flatten
+from .ops import (
+    CHOICES_METHODS,
+    ChoicesMethod,
+    Concat,
+    Expr,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    Tools,
+    call_text,
+    flatten,
+)
 from .options import OPTION_NAMES, GenOptions, checked_options
 from .regex import normalize
 
@@ -118,19 +132,46 @@ def select(
     return _select(call, name, checked_choices(choices, f"{call}: choices"), choices_method, heal)
 
 
-def text(value: str) -> Text:
-    """Text that is only text: the spelling of a control token in it means nothing. For what others wrote."""
+def text(value: str, *, raw: bool = False) -> Text:
+    """Text that is only text: the spelling of a control token in it means nothing. For what others wrote.
+
+    Args:
+        raw: the contrary: the spelling is the token, inside a role as well. For what nobody else can write into.
+    """
     if not isinstance(value, str):
         raise OptionError(f"text(): the value must be a string, got {shown(value)}.")
-    return Text(characters(value, "text(): the value"), control=False)
+    return Text(characters(value, "text(): the value"), control=checks.flag(raw, "text(): raw"))
 
 
-def role(name: str, expr: Expr | str) -> Concat:
-    """`expr` as a whole turn of the role `name`; `system`, `user` and `assistant` have verbs of their own."""
+def role(name: str, expr: Expr | str, /, **fields: object) -> Concat:
+    """`expr` as a whole turn of the role `name`; `system`, `user` and `assistant` have verbs of their own.
+
+    Args:
+        fields: what else the message says to the model's chat template, as JSON values: the `name` or `tool_call_id`
+            of a tool's result, `tool_calls` or `reasoning_content` of an assistant. Templates leave out fields that
+            they do not know.
+    """
     if not isinstance(name, str) or not name:
         raise OptionError(f"role(): the name must be a string that is not empty, got {shown(name)}.")
     characters(name, "role(): the name")
-    return Concat((RoleBegin(name), *flatten(expr), RoleEnd(name)))
+    call = f'role("{name}")'
+    for reserved in ("role", "content"):
+        if reserved in fields:
+            raise OptionError(f"{call}: {reserved} is what its first two arguments say. Leave it out.")
+    if "tool_calls" in fields:
+        fields["tool_calls"] = checks.functions(fields["tool_calls"], f"{call}: tool_calls")
+    said = checks.json_text(fields, f"{call}: the fields") if fields else ""
+    return Concat((RoleBegin(name, said), *flatten(expr), RoleEnd(name)))
+
+
+def tools(schemas: Iterable[Mapping[str, object]]) -> Tools:
+    """What the model may call in the turns that follow: its chat template tells it.
+
+    Args:
+        schemas: dicts in OpenAI's form, `{"type": "function", "function": {"name": ..., "description": ...,
+            "parameters": {...}}}`; an empty list takes back what was said before.
+    """
+    return Tools(checks.json_text(checks.functions(schemas, "tools(): the schemas"), "tools(): the schemas"))
 
 
 def system(expr: Expr | str) -> Concat:

@@ -7,10 +7,11 @@ gives back the value to keep, or raises `OptionError` with that place in front.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import numbers
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import SupportsIndex
 
 from .errors import ConstraintError, OptionError
@@ -138,6 +139,30 @@ def strings(value: object, where: str) -> tuple[str, ...]:
         if not isinstance(item, str):
             raise OptionError(f"{where}[{index}] must be a string, got {shown(item)}. Write str(...) around it.")
         characters(item, f"{where}[{index}]")
+    return items
+
+
+def json_text(value: object, where: str) -> str:
+    """`value` as JSON: what is kept is a copy, and the same everywhere."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(f"{where} must be what JSON can say, got {shown(value)}: {error}.") from error
+    return characters(text, where)
+
+
+def functions(value: object, where: str) -> list[object]:
+    """Schemas or calls of tools, in OpenAI's form or only its inner part: dicts that name a function."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise OptionError(f"{where} must be a list of dicts, got {shown(value)}.")
+    items = list(value)
+    for index, item in enumerate(items):
+        inner = item.get("function", item) if isinstance(item, Mapping) else None
+        if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+            raise OptionError(
+                f'{where}[{index}] must be a dict like {{"type": "function", "function": {{"name": ...}}}}, '
+                f"got {shown(item)}."
+            )
     return items
 
 

@@ -53,9 +53,13 @@ class Text(Expr):
 
 @dataclass(frozen=True, slots=True)
 class RoleBegin(Expr):
-    """The turn of `role` ("system", "user", "assistant", ...) begins here."""
+    """The turn of `role` ("system", "user", "assistant", ...) begins here.
+
+    `fields` is what else its message says, as JSON; "" for nothing.
+    """
 
     role: str
+    fields: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,13 @@ class RoleEnd(Expr):
     """The turn of `role` ends here."""
 
     role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tools(Expr):
+    """What the model may call in the turns that follow: a JSON list of schemas."""
+
+    schemas: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,7 @@ class Concat(Expr):
     ops: tuple[Op, ...]
 
 
-Op: TypeAlias = Text | RoleBegin | RoleEnd | Var | Gen | Select
+Op: TypeAlias = Text | RoleBegin | RoleEnd | Tools | Var | Gen | Select
 
 
 def call_text(verb: str, name: str | None) -> str:
@@ -126,7 +137,7 @@ def flatten(expr: Expr | str) -> Iterator[Op]:
             yield Text(characters(expr, "the text"))
         case Concat(ops):
             yield from ops
-        case Text() | RoleBegin() | RoleEnd() | Var() | Gen() | Select():
+        case Text() | RoleBegin() | RoleEnd() | Tools() | Var() | Gen() | Select():
             yield expr
         case _:
             raise LangError(f"cannot append {shown(expr)} to a state. Write text, gen(...), select(...) or a role.")

@@ -42,7 +42,7 @@ class StringWatch:
         self.start = 0
         self._children: list[dict[str, int]] = [{}]  # of each node, a beginning of a stop
         self._stop: list[str | None] = [None]  # the longest stop that its text ends with
-        depth = [0]
+        self._depth = depth = [0]
         for stop in stops:
             node = 0
             for character in stop:
@@ -54,7 +54,6 @@ class StringWatch:
                 node = self._children[node][character]
             self._stop[node] = stop
         self._fallback = [0] * len(depth)  # the longest other node that its text ends with
-        self._growing = depth  # the length of the longest text it ends with that is not a whole stop
         self._link()
 
     def _link(self) -> None:
@@ -63,8 +62,6 @@ class StringWatch:
             node = queue.popleft()
             fallback = self._fallback[node]
             self._stop[node] = self._stop[node] or self._stop[fallback]
-            if not self._children[node]:
-                self._growing[node] = self._growing[fallback]
             for character, child in self._children[node].items():
                 self._fallback[child] = self._next(fallback, character)
                 queue.append(child)
@@ -77,7 +74,7 @@ class StringWatch:
     def step(self, state: int, character: str, end: int) -> Seen:
         node = self._next(state, character)
         stop = self._stop[node]
-        return Seen(node, end - self._growing[node], None if stop is None else (end - len(stop), stop))
+        return Seen(node, end - self._depth[node], None if stop is None else (end - len(stop), stop))
 
 
 class StopMatcher:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from .model.configuration import read_config
 from .models import read_json
 from .text import Detokenizer
 
+_SAMPLE = "The cat  sat, 12 + (3); \u00e9 \u6f22 \U0001f600\n"
 WORD_START = "\u2581"  # what SentencePiece writes for a space
 
 
@@ -37,7 +38,7 @@ class Tokenizer:
         eos_ids: every token that ends a generation, wherever the model names it.
         bos_id: the token that begins a conversation, if there is one.
         bos_token, eos_token: their spelling, for templates; "" where there is none.
-        chat_template: the model's jinja template, if it has one.
+        chat_template, tool_template: the model's jinja template, and the one for tools, if it has any.
         fingerprint: SHA-256 of all that decides how text becomes tokens.
     """
 
@@ -58,7 +59,8 @@ class Tokenizer:
         self.bos_token: str = model.bos_token or ""
         self.eos_token: str = model.eos_token or ""
         self.bos_id: int | None = model.bos_token_id
-        self.chat_template = _chat_template(model.chat_template)
+        self.chat_template = _chat_template(model.chat_template, "default")
+        self.tool_template = _chat_template(model.chat_template, "tool_use") or self.chat_template
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
 
         config = read_json(folder / "config.json")
@@ -67,23 +69,28 @@ class Tokenizer:
         named = (read_json(folder / "generation_config.json"), config, {"eos_token_id": model.eos_token_id})
         self.eos_ids = frozenset(token for source in named for token in _as_ids(source.get("eos_token_id")))
 
-        added = spec["added_tokens"]
-        self._special_text = {token["id"]: token["content"] for token in added if token["special"]}
-        self._special_text |= {token: backend.id_to_token(token) or "" for token in self.eos_ids}
-        self.special_ids = frozenset(self._special_text)
-        self.token_bytes = _token_bytes(backend, spec, self.vocab_size, self.special_ids)
-
         continuing = _without_dummy_space(spec)
         self._adds_space = continuing is not None
         self._starting = _both_ways(text)
         self._continuing = self._starting if continuing is None else _both_ways(json.dumps(continuing))
+
+        added = {token["id"]: token["content"] for token in spec["added_tokens"] if token["special"]}
+        self._special_text = {t: spelled for t, spelled in added.items() if not self._is_a_character(t, spelled)}
+        self._special_text |= {token: backend.id_to_token(token) or "" for token in self.eos_ids}
+        self.special_ids = frozenset(self._special_text)
+        self.token_bytes = _token_bytes(backend, spec, self.vocab_size, self.special_ids)
         self._prefix = _prefix(backend)
-        self._lookalikes = _lookalikes(spec, self._special_text.values())
+        is_unigram = spec["model"]["type"] == "Unigram"
+        self._lookalikes = {
+            True: _lookalikes(()) if is_unigram else None,
+            False: _lookalikes(self._special_text.values()) if is_unigram else None,
+        }
+        self._test_spelling(backend, spec["model"]["type"])
 
     @property
-    def special_texts(self) -> Iterable[str]:
-        """How special tokens are spelled."""
-        return self._special_text.values()
+    def special_texts(self) -> Mapping[int, str]:
+        """How special tokens are spelled, by id."""
+        return self._special_text
 
     def encode(self, text: str, *, at_start: bool, control: bool, bos: bool = True) -> list[int]:
         """The tokens of `text`.
@@ -97,7 +104,7 @@ class Tokenizer:
         """
         tokens: list[int] = []
         ways = self._starting if at_start else self._continuing
-        for piece in [text] if control else _cut(text, self._lookalikes):
+        for piece in _cut(text, self._lookalikes[control]):
             tokens += ways[control].encode(piece, add_special_tokens=False).ids
             ways = self._continuing
         if not (at_start and bos) or (control and tokens[: len(self._prefix)] == self._prefix):
@@ -116,6 +123,20 @@ class Tokenizer:
             specials=self._special_text if specials else None,
             drop_first_space=at_start and self._adds_space,
         )
+
+    def _is_a_character(self, token: int, spelled: str) -> bool:
+        """Whether a special token is the only way to write a character: then it is text like any other."""
+        return len(spelled) == 1 and self._continuing[False].encode(spelled, add_special_tokens=False).ids == [token]
+
+    def _test_spelling(self, backend: Backend, kind: str) -> None:
+        """Refuse a vocabulary whose tokens are spelled in a way that is not known here: all text would be wrong."""
+        tokens = self.encode(_SAMPLE, at_start=False, control=False)
+        ours, theirs = self.decode(tokens), backend.decode(tokens, skip_special_tokens=True)
+        if ours not in (_SAMPLE, theirs):  # its own way back may lose spaces, and its way to tokens may change letters
+            raise EngineError(
+                f"the tokens of this {kind} tokenizer do not spell their text: {_SAMPLE!r} comes back as {ours!r}. "
+                "Use a model with byte-level BPE or SentencePiece."
+            )
 
     def _checked(self, tokens: Iterable[int]) -> Iterator[int]:
         for token in tokens:
@@ -161,14 +182,12 @@ def _prefix(backend: Backend) -> list[int]:
     return []
 
 
-def _lookalikes(spec: dict[str, Any], specials: Iterable[str]) -> re.Pattern[str] | None:
-    """Where text spells an entry of the vocabulary that does not stand for its own spelling.
+def _lookalikes(specials: Iterable[str]) -> re.Pattern[str]:
+    """Where text spells an entry of the vocabulary that does not stand for its own spelling: a byte, or one of these.
 
     A Unigram model finds `</s>` and `<0x41>` in text like any word, added token or not. Others never do: they
     build their tokens from characters by merges, and none leads there.
     """
-    if spec["model"]["type"] != "Unigram":
-        return None
     return re.compile("(?=" + "|".join([*map(re.escape, specials), "<0x[0-9A-F]{2}>"]) + ")")
 
 
@@ -180,8 +199,8 @@ def _cut(text: str, lookalikes: re.Pattern[str] | None) -> list[str]:
     return [text[start:end] for start, end in pairwise(ends)]
 
 
-def _chat_template(template: str | dict[str, str] | None) -> str | None:
-    return template.get("default") if isinstance(template, dict) else template
+def _chat_template(template: str | dict[str, str] | None, name: str) -> str | None:
+    return template.get(name) if isinstance(template, dict) else template
 
 
 def _as_ids(value: int | Sequence[int] | None) -> Sequence[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from branchwise.interpreter.chat import ChatTemplate, Loose, Turn, compose
@@ -89,7 +91,7 @@ def test_a_rewritten_history_with_loose_text_in_it_is_refused() -> None:
 
 
 def test_a_model_without_a_template_gets_a_plain_one() -> None:
-    assert compose([user("hi"), assistant("", open=True)], template(None)) == "User: hi\n\nAssistant: "
+    assert compose([user("hi"), assistant("", open=True)], template(None)) == "User:\nhi\n\nAssistant:\n"
 
 
 @pytest.mark.parametrize(
@@ -103,3 +105,43 @@ def test_a_broken_template_is_named_as_such(source: str, message: str) -> None:
     with pytest.raises(ChatError) as caught:
         compose([user("a")], template(source))
     assert str(caught.value).startswith(message)
+
+
+def test_a_model_without_a_template_is_named_once_and_when_it_matters(caplog: pytest.LogCaptureFixture) -> None:
+    plain = template(None)
+    assert compose([Loose("no roles")], plain) == "no roles"
+    assert not caplog.records
+    for _ in range(2):
+        compose([user("hi")], plain)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the model has no chat template; each turn is written as a line `Role:` and its text"
+    ]
+
+
+def test_text_that_a_template_leaves_out_is_refused() -> None:
+    only = "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }};{% endfor %}"
+    assert compose([user("a"), assistant("b"), user("c")], template(only)) == "a;b;c;"
+    with pytest.raises(ChatError, match=r"^the model's chat template leaves out the text of role 'system'\. Use"):
+        compose([Turn("system", "Rhyme", open=False), user("a")], template(only))
+
+
+def test_text_that_a_template_writes_in_another_form_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    shouting = "{% for m in messages %}{{ m.content | upper }};{% endfor %}"
+    shouts = template(shouting)
+    renders = 0
+
+    def render(*args: Any) -> str:
+        nonlocal renders
+        renders += 1
+        return ChatTemplate._render(shouts, *args)
+
+    monkeypatch.setattr(shouts, "_render", render)
+    assert compose([user("a"), user("b")], shouts) == "A;B;"
+    renders = 0
+    assert compose([user("a"), user("b")], shouts) == "A;B;"
+    assert renders == 1, "it is known by now that the template keeps what users say"
+
+
+def test_a_refusal_names_the_last_roles_of_a_long_conversation() -> None:
+    with pytest.raises(ChatError, match=r"refuses the roles \.\.\., assistant, user, assistant, system: System role"):
+        compose([*[user("a"), assistant("b")] * 50, Turn("system", "c", open=False)], template(ALTERNATING))

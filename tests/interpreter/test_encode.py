@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import groupby, pairwise
 from operator import itemgetter
 
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from branchwise.interpreter.encode import CUT, ESCAPE, PLAIN, Encoder, TokenStream, protect, unescape
 
-CONTROL = {"<end>": 1, "<|x|>": 2, ">en<": 3}
+CONTROL = {"<end>": 1, "<|x|>": 2, ">en<": 3, "|": 4, "漢": 5}
 BOS = 0
 
 
 class Characters:
     """Each character is its code point + 10, each control token an id below 10."""
 
-    special_texts: Iterable[str] = tuple(CONTROL)
+    special_texts: Mapping[int, str] = {token: spelled for spelled, token in CONTROL.items()}
 
     def encode(self, text: str, *, at_start: bool, control: bool, bos: bool = True) -> list[int]:
         tokens = [BOS] if at_start and bos else []
@@ -38,7 +38,7 @@ def plain(text: str) -> list[int]:
 
 
 TEXT = st.lists(
-    st.sampled_from(["<end>", "<|x|>", "<", "end>", ">en<end>", ESCAPE, CUT, *PLAIN, "a", "😀"]), max_size=12
+    st.sampled_from(["<end>", "<|x|>", "<", "|", "漢", "end>", ">en<end>", ESCAPE, CUT, *PLAIN, "a", "😀"]), max_size=12
 ).map("".join)
 
 

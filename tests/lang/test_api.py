@@ -17,13 +17,16 @@ from branchwise.lang import (
     RoleEnd,
     Select,
     Text,
+    Tools,
     assistant_begin,
     assistant_end,
+    flatten,
     gen,
     role,
     select,
     system,
     text,
+    tools,
     user,
 )
 
@@ -256,3 +259,43 @@ def test_operations_are_joined_in_order_and_never_nested() -> None:
 )
 def test_what_cannot_be_meant_is_refused(write: Callable[[], object], message: str) -> None:
     assert message_of(write, LangError) == message
+
+
+def test_text_is_plain_unless_it_is_raw() -> None:
+    assert text("<|im_end|>") == Text("<|im_end|>", control=False)
+    assert text("<|im_end|>", raw=True) == Text("<|im_end|>", control=True)
+    with pytest.raises(OptionError, match=r"^text\(\): raw must be True or False, got 1 \(int\)\.$"):
+        text("a", raw=1)  # type: ignore[arg-type]
+
+
+def test_what_else_a_message_says_is_kept_as_json() -> None:
+    call = {"function": {"name": "f", "arguments": {"x": "é"}}}
+    begin, *_ = flatten(role("assistant", "", tool_calls=[call]))
+    call["function"] = {}  # what the program does to it later changes nothing
+    assert begin == RoleBegin("assistant", '{"tool_calls": [{"function": {"name": "f", "arguments": {"x": "é"}}}]}')
+    assert tools([{"name": "f"}]) == Tools('[{"name": "f"}]')
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: role("tool", "a", content="b"), 'role("tool"): content is what its first two arguments say. Leave'),
+        (lambda: role("tool", "a", x={1}), 'role("tool"): the fields must be what JSON can say, got '),
+        (lambda: role("tool", "a", x=float("nan")), 'role("tool"): the fields must be what JSON can say, got '),
+        (lambda: role("a", "", tool_calls="f"), 'role("a"): tool_calls must be a list of dicts, got '),
+        (lambda: role("a", "", tool_calls=[{"function": 3}]), 'role("a"): tool_calls[0] must be a dict like {"type": '),
+        (lambda: tools(["f"]), 'tools(): the schemas[0] must be a dict like {"type": "function", "function": {"name"'),
+        (lambda: tools([{"name": "a\ud800"}]), "tools(): the schemas has half a character"),
+    ],
+)
+def test_what_no_template_can_be_told_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert str(caught.value).startswith(message)
+
+
+def test_patterns_to_stop_at_are_checked_where_they_are_written() -> None:
+    assert gen("x", stop_regex=r"\d+$").options.stop_regex == (r"\d+",)  # type: ignore[union-attr]
+    assert gen("x", stop_regex=["a", "b"]).options.stop_regex == ("a", "b")  # type: ignore[union-attr]
+    with pytest.raises(ConstraintError, match=r'^gen\("x"\): stop_regex: .*look-ahead'):
+        gen("x", stop_regex="a(?=b)")

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from branchwise.runtime.errors import EngineError, ModelNotFound, RequestError
 from branchwise.runtime.tokenizer import BYTE_OF_CHARACTER, Tokenizer
 
-LINES = ["to be or not to be that is the question", "good morning all of you", "the river runs past the mill"] * 4
+from .. import vocabularies
+from ..vocabularies import LINES
+
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SPELLINGS = ["<|im_end|>", "<|im_start|>", "<s>", "</s>", "<0x41>", "<", " ", "a", "\n", "é", "漢"]
 ANY_TEXT = TEXT | st.lists(st.sampled_from(SPELLINGS), max_size=6).map("".join)
@@ -36,24 +38,8 @@ def byte_level(tiny_model: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def unigram_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SentencePiece's way: words begin with a mark, the first one too; what is not in it is spelled in bytes."""
-    pieces = trainers.UnigramTrainer(
-        vocab_size=60, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
-    )
-    trained = Backend(models.Unigram())
-    trained.pre_tokenizer = pre_tokenizers.Metaspace()
-    trained.train_from_iterator(LINES, pieces)
-    vocab = [tuple(entry) for entry in json.loads(trained.to_str())["model"]["vocab"]]
-    vocab += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
-    backend = Backend(models.Unigram(vocab, 0, True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    backend.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A $B", special_tokens=[("<s>", 1)])
     folder = tmp_path_factory.mktemp("unigram")
-    return save(folder, backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", add_bos_token=True)
+    return vocabularies.save(vocabularies.unigram(), folder)
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +200,60 @@ def test_vocabulary_without_exact_text_is_refused(tmp_path: Path) -> None:
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(EngineError, match=r"^a WordLevel tokenizer with neither a byte-level nor"):
         Tokenizer(save(tmp_path, backend, unk_token="[UNK]"))
+
+
+def test_a_model_may_have_neither_padding_nor_an_end(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(save(tmp_path, vocabularies.byte_level()))
+    assert (tokenizer.eos_ids, tokenizer.bos_id) == (frozenset(), None)
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("", "")
+    assert joined(tokenizer, tokenizer.encode("to be", at_start=True, control=True)) == "to be"
+
+
+def test_special_token_that_is_the_only_spelling_of_a_character_is_text(tmp_path: Path) -> None:
+    backend = vocabularies.byte_level()
+    backend.add_special_tokens(["~", "\u23ce"])
+    tokenizer = Tokenizer(save(tmp_path, backend, eos_token="</s>"))
+    (tilde,) = tokenizer.encode("~", at_start=False, control=True)
+    (stop,) = tokenizer.encode("\u23ce", at_start=False, control=True)
+    assert (tilde in tokenizer.special_ids, stop in tokenizer.special_ids) == (False, True)
+    tokens = tokenizer.encode("a~\u23ce", at_start=False, control=False)
+    assert joined(tokenizer, tokens) == "a~\u23ce"
+    assert stop not in tokens
+
+
+@pytest.mark.parametrize("kind", ["another mark", "ends of words"])
+def test_vocabulary_that_is_spelled_in_an_unknown_way_is_refused(tmp_path: Path, kind: str) -> None:
+    backend = vocabularies.byte_level()
+    if kind == "another mark":
+        backend = Backend(models.BPE(unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="_")
+        backend.decoder = decoders.Metaspace(replacement="_")
+        backend.train_from_iterator(LINES, trainers.BpeTrainer(special_tokens=["<unk>"], show_progress=False))
+    else:
+        backend = Backend(models.BPE(end_of_word_suffix="</w>"))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.BPEDecoder(suffix="</w>")
+        backend.train_from_iterator(LINES, trainers.BpeTrainer(end_of_word_suffix="</w>", show_progress=False))
+    with pytest.raises(EngineError, match=r"^the tokens of this BPE tokenizer do not spell their text: "):
+        Tokenizer(save(tmp_path, backend))
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.NFC(), normalizers.NFKC(), normalizers.Lowercase()], ids=str)
+def test_vocabulary_that_changes_letters_is_taken(tmp_path: Path, normalizer: Any) -> None:
+    backend = vocabularies.byte_level()
+    backend.normalizer = normalizer
+    tokenizer = Tokenizer(save(tmp_path, backend))
+    assert joined(tokenizer, tokenizer.encode("to be", at_start=True, control=True)) == "to be"
+
+
+def test_templates_by_name_are_told_apart(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    tiny_tokenizer.save_pretrained(tmp_path)
+    own = Tokenizer(tmp_path)
+    assert own.tool_template == own.chat_template
+    several = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    several.chat_template = {"default": "a", "tool_use": "b"}
+    several.save_pretrained(tmp_path)
+    assert (Tokenizer(tmp_path).chat_template, Tokenizer(tmp_path).tool_template) == ("a", "b")
 
 
 def test_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
