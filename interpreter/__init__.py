@@ -15,6 +15,7 @@ from .session import (
     Selection,
     Session,
     Times,
+    TokenLogprob,
     Usage,
 )
 from .state import State
@@ -39,6 +40,7 @@ __all__ = [
     "Session",
     "State",
     "Times",
+    "TokenLogprob",
     "UnknownVariable",
     "Usage",
     "function",

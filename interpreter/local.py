@@ -21,7 +21,7 @@ from branchwise.lang.regex import normalize
 from . import tools
 from .chat import ChatTemplate, Item, Loose, Schemas, Turn, compose
 from .encode import Encoder, TokenStream, protect, unescape
-from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Times, Usage
+from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Times, TokenLogprob, Usage
 
 
 class Engine(runtime.Engine):
@@ -46,6 +46,10 @@ class Engine(runtime.Engine):
             bos_token=tokenizer.bos_token,
             eos_token=tokenizer.eos_token,
         )
+
+    def spell(self, token: int) -> str:
+        """The text of one token; U+FFFD where it begins or ends inside a character."""
+        return self.tokenizer.decode([token])
 
     def open_session(self) -> LocalSession:
         """A new, empty conversation."""
@@ -159,7 +163,7 @@ class LocalSession:
         for result in results:
             if isinstance(result, Exception):
                 raise result
-            samples.append(completion(result))
+            samples.append(completion(result, self._engine.spell))
         first = results[0]
         assert isinstance(first, runtime.Result)
         kept = self._following(first.text.removesuffix(first.tail) if first.tail else first.text, plain=True)
@@ -238,7 +242,9 @@ def _arguments_read(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 RUNTIME_OPTIONS = (
-    "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_regex", "ignore_eos", "heal", "choices",
+    "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "logit_bias", "seed", "return_logprob", "top_logprobs", "stop", "stop_regex",
+    "stop_token_ids", "ignore_eos", "heal", "choices",
 )  # fmt: skip
 
 
@@ -250,16 +256,40 @@ def generate_params(gen: Gen) -> runtime.GenerateParams:
         for name in RUNTIME_OPTIONS
         if (value := getattr(options, name)) is not None
     }
+    given["logprob_start"] = options.logprob_start_len
     if options.regex is not None:
         given["regex"] = normalize(options.regex)
     return runtime.GenerateParams(**given)
 
 
-def completion(result: runtime.Result) -> Completion:
-    """One sample, in the words of the interpreter."""
+def completion(result: runtime.Result, spell: Callable[[int], str]) -> Completion:
+    """One sample, in the words of the interpreter.
+
+    Args:
+        spell: the text of a token.
+    """
+
+    def told(logprobs: tuple[runtime.Logprob, ...] | None) -> tuple[TokenLogprob, ...] | None:
+        if logprobs is None:
+            return None
+        return tuple(
+            TokenLogprob(one.token, spell(one.token), one.logprob, tuple((spell(t), p) for t, p in one.top))
+            for one in logprobs
+        )
+
     usage = Usage(result.prompt_tokens, result.hit_tokens, len(result.tokens), result.forced_tokens)
     times = Times(result.times.waiting_s, result.times.first_token_s, result.times.total_s)
-    return Completion(result.text, result.finish_reason, usage, result.complete, result.detail, times)
+    return Completion(
+        result.text,
+        result.finish_reason,
+        usage,
+        result.complete,
+        result.detail,
+        times,
+        tokens=result.tokens,
+        logprobs=told(result.logprobs),
+        prompt_logprobs=told(result.prompt_logprobs),
+    )
 
 
 def guarded(listener: Listener[Any], report: Callable[[], None]) -> None:

@@ -49,6 +49,17 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural log-probability of a token given all before it, as the model says it: before temperature, penalties and
+    constraints. `top` are the texts and log-probabilities of the likeliest tokens in its place, likeliest first."""
+
+    token: int | None  # None where the backend does not say
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """The result of a `Gen`. With `n > 1` this is the first sample, with which the session goes on.
 
@@ -63,6 +74,9 @@ class Completion:
     complete: bool = True  # False: cut off before its constraint was fulfilled
     detail: str = ""
     times: Times = Times()
+    tokens: tuple[int, ...] = ()  # that were generated; what the text does not show is among them, like a cut off stop
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of each of `tokens`, if `return_logprob` asked for them
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of the prompt's, from `logprob_start_len` on
     samples: tuple[Completion, ...] = ()  # all n of them, this one first; empty when n is 1
 
 

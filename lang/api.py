@@ -34,15 +34,25 @@ def gen(
     name: str | None = None,
     *positional: Never,
     max_tokens: int | None = None,
+    min_tokens: int | None = None,
     stop: str | Iterable[str] | None = None,
     stop_regex: str | Iterable[str] | None = None,
+    stop_token_ids: int | Iterable[int] | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
     top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
     seed: int | None = None,
     n: int | None = None,
     ignore_eos: bool | None = None,
     heal: bool | None = None,
+    return_logprob: bool | None = None,
+    top_logprobs: int | None = None,
+    logprob_start_len: int | None = None,
     regex: str | None = None,
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
@@ -54,16 +64,26 @@ def gen(
 
     Args:
         max_tokens: at most so many tokens; 256 if nobody says otherwise.
+        min_tokens: before these no token ends the text; a `stop` still does.
         stop: end before this text, or before the first of several to come; it is not part of the result.
         stop_regex: likewise before a text that matches this pattern, or one of several.
+        stop_token_ids: likewise at one of these tokens of the model's vocabulary.
         temperature: 0 takes the likeliest token each time; 1 samples as the model says.
         top_p: sample among the likeliest tokens that together have this probability.
         top_k: sample among so many likeliest tokens; -1 turns it off.
+        min_p: sample among the tokens that are at least so many times as likely as the likeliest; 0 turns it off.
+        frequency_penalty, presence_penalty: make a token less likely for each time that it was generated, or once; 0
+            turns it off.
+        repetition_penalty: divides the score of a token that was generated or is in the prompt; 1 turns it off.
+        logit_bias: added to the scores of single tokens, by their ids.
         seed: makes sampling repeatable.
         n: draw so many samples; the variable is then a list of them, and the state goes on with the first.
         ignore_eos: go on where the model would end.
         heal: where this follows constant text, the last tokens of that text may become the beginning of longer ones,
             as if all had been written in one go; the text stays what it is. True if nobody says otherwise.
+        return_logprob: `s.meta(name).logprobs` has the log-probability of each token,
+        top_logprobs: and of so many of the likeliest in its place.
+        logprob_start_len: and `s.meta(name).prompt_logprobs` those of the prompt from this token on.
         regex: the whole text must match this pattern.
         choices: the text must be one of these; of equal ones the first counts. Without `temperature` in this
             call it is the likeliest, as by `select`; with it, one of them is drawn, token by token.
@@ -75,15 +95,25 @@ def gen(
     _refuse_unknown(call, unknown, (*OPTION_NAMES, "choices_method"))
     given = {
         "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
         "stop": stop,
         "stop_regex": stop_regex,
+        "stop_token_ids": stop_token_ids,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
+        "min_p": min_p,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "repetition_penalty": repetition_penalty,
+        "logit_bias": logit_bias,
         "seed": seed,
         "n": n,
         "ignore_eos": ignore_eos,
         "heal": heal,
+        "return_logprob": return_logprob,
+        "top_logprobs": top_logprobs,
+        "logprob_start_len": logprob_start_len,
         "regex": regex,
         "choices": choices,
     }

@@ -16,15 +16,25 @@ class GenOptions:
     """Options of one generation. None means not given: a default of the run, then of the function, fills it."""
 
     max_tokens: int | None = None
+    min_tokens: int | None = None
     stop: tuple[str, ...] | None = None
     stop_regex: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
     seed: int | None = None
     n: int | None = None
     ignore_eos: bool | None = None
     heal: bool | None = None
+    return_logprob: bool | None = None
+    top_logprobs: int | None = None
+    logprob_start_len: int | None = None
     regex: str | None = None
     choices: tuple[str, ...] | None = None
 
@@ -46,15 +56,25 @@ FALLBACK = GenOptions(
 
 _CHECKS: Mapping[str, Callable[[object, str], Any]] = {
     "max_tokens": checks.max_tokens,
+    "min_tokens": checks.count,
     "stop": checks.stop,
     "stop_regex": checks.patterns,
+    "stop_token_ids": checks.token_ids,
     "temperature": checks.temperature,
     "top_p": checks.top_p,
     "top_k": checks.top_k,
+    "min_p": checks.probability,
+    "frequency_penalty": checks.real_number,
+    "presence_penalty": checks.real_number,
+    "repetition_penalty": checks.factor,
+    "logit_bias": checks.logit_bias,
     "seed": checks.seed,
     "n": checks.sample_count,
     "ignore_eos": checks.flag,
     "heal": checks.flag,
+    "return_logprob": checks.flag,
+    "top_logprobs": checks.count,
+    "logprob_start_len": checks.count,
     "regex": checks.string,
     "choices": checks.choices,
 }

@@ -74,7 +74,7 @@ class Program(Generic[S]):
 
         Args:
             args, kwargs: the function's own arguments, and among `kwargs` defaults of the run:
-                `max_tokens`, `stop`, `temperature`, `top_p`, `top_k`, `seed`, `ignore_eos`, `heal`;
+                `max_tokens`, `stop`, `temperature`, `seed` and the other options of `gen` that say how;
                 `backend`: where to run instead of the default backend;
                 `stream`: True runs the function on a thread of its own and returns the state at once.
 

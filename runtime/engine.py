@@ -40,6 +40,7 @@ from .model import Model
 from .model.load import load_model
 from .models import resolve
 from .params import GenerateParams, generate_params
+from .penalties import Repeated
 from .policies import EVICTION
 from .request import Delta, Request, Result
 from .sampling import SamplingParams
@@ -250,6 +251,9 @@ class Engine:
             on_delta, on_done: called with the number of the sample, on the completion thread; `on_done` once a sample.
         """
         self._check_prompt(prompt)
+        for token in (*params.stop_token_ids, *dict(params.logit_bias)):
+            if token >= self.model.vocab_size:
+                raise RequestError(f"the model's vocabulary has {self.model.vocab_size} tokens, and no {token}.")
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         handle = Handle(self._loop)
 
@@ -259,6 +263,11 @@ class Engine:
                 state = constraint.start() if constraint else None
                 held = self._healer.hold_back(prompt, sys.maxsize if plain_bytes is None else plain_bytes, state)
             kept = prompt[: len(prompt) - len(held.tokens)] if held else prompt
+            logprobs_from = None
+            if params.logprob_start is not None:
+                logprobs_from = max(1, min(params.logprob_start, len(kept)))
+            elif params.return_logprob or params.top_logprobs:
+                logprobs_from = len(kept)
             handle.submit(
                 tuple(
                     Request(
@@ -271,10 +280,16 @@ class Engine:
                             temperature=params.temperature,
                             top_p=params.top_p,
                             top_k=params.top_k,
+                            min_p=params.min_p,
                             seed=seed,
                             path=path,
                             sample=i,
                         ),
+                        min_tokens=params.min_tokens,
+                        repeated=Repeated(params.penalties) if params.penalties else None,
+                        stop_ids=frozenset(params.stop_token_ids),
+                        logprobs_from=logprobs_from,
+                        top_logprobs=params.top_logprobs,
                         ignore_eos=params.ignore_eos,
                         namespace=params.cache_salt,
                         priority=params.priority,
@@ -325,7 +340,8 @@ class Engine:
                 Request(
                     tokens=prompt + tokens,
                     num_prompt=len(prompt),
-                    score_from=len(prompt),
+                    scoring=True,
+                    logprobs_from=len(prompt),
                     namespace=cache_salt,
                     on_done=for_sample(gather, i),
                 )

@@ -87,7 +87,7 @@ def _narrow(context: Any, number: Any, like: Any) -> Any:
 
 
 @_intrinsic
-def _add(context: Any, counters: Any, index: Any, value: Any) -> Any:
+def add_to_counter(context: Any, counters: Any, index: Any, value: Any) -> Any:
     """Add to a counter that other threads add to, and give what it was."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -118,11 +118,11 @@ def _prefetch(context: Any, array: Any, slot: Any, head: Any, number: Any) -> An
     return types.void(array, int64, int64, int64), generate
 
 
-_inline: _Decorator = numba.njit(fastmath=FAST, error_model="numpy", inline="always")
+inline: _Decorator = numba.njit(fastmath=FAST, error_model="numpy", inline="always")
 
 
-@_inline
-def _exp(x: Any) -> Any:
+@inline
+def exp_of_negative(x: Any) -> Any:
     """exp of x <= 0, to about 1e-7 of its value; 0 below -87, nan of nan."""
     n = math.floor((x if x > LEAST else LEAST) * LOG2_E + HALF)
     y = LEAST if x <= LEAST else x
@@ -132,14 +132,14 @@ def _exp(x: Any) -> Any:
     return np.float32(0.0) if x <= LEAST else (p * r * r + r + ONE) * power
 
 
-@_inline
+@inline
 def _capped(x: Any, cap: Any) -> Any:
     """cap * tanh(x / cap)."""
-    e = _exp(-TWO * abs(x) / cap)
+    e = exp_of_negative(-TWO * abs(x) / cap)
     return math.copysign(cap * (ONE - e) / (ONE + e), x)
 
 
-@_inline
+@inline
 def _merge(lse: Any, row: Any, head: Any, highest: Any, total: Any) -> Any:
     """Bring the log-sum-exp up to date; the factors of the output before, and of the weighted sum found."""
     mine, before = highest + np.float32(math.log(total)), lse[row, head]
@@ -152,7 +152,7 @@ def _merge(lse: Any, row: Any, head: Any, highest: Any, total: Any) -> Any:
     return np.float32(math.exp(before - joint)), np.float32(math.exp(mine - joint)) / total
 
 
-@_inline
+@inline
 def _one_row(
     row: Any, start: Any, stop: Any, kh: Any, D: Any, G: Any, B: Any, slots: Any, q: Any, k: Any, v: Any, out: Any,
     lse: Any, scale: Any, cap: Any, queries: Any, output: Any, scores: Any, highest: Any, total: Any,
@@ -181,9 +181,9 @@ def _one_row(
             top = highest[g]
             for j in range(B):
                 top = max(top, scores[g, j])
-            shrink, x = _exp(highest[g] - top), np.float32(0.0)
+            shrink, x = exp_of_negative(highest[g] - top), np.float32(0.0)
             for j in range(B):
-                scores[g, j] = _exp(scores[g, j] - top)
+                scores[g, j] = exp_of_negative(scores[g, j] - top)
             for j in range(B):
                 x += scores[g, j]
             highest[g], total[g] = top, total[g] * shrink + x
@@ -202,7 +202,7 @@ def _one_row(
             out[row, kh * G + g, d] = _narrow(_wide(old) * before + output[g, d] * found, old)
 
 
-@_inline
+@inline
 def _several_rows(
     r0: Any, r1: Any, start: Any, stop: Any, kh: Any, causal: Any, window: Any, D: Any, G: Any, B: Any, T: Any,
     slots: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: Any, cap: Any, queries: Any, output: Any,
@@ -263,11 +263,11 @@ def _several_rows(
             for i in range(padded):
                 highest[i] = max(highest[i], scores[j, i])
         for i in range(padded):
-            factor[i] = _exp(factor[i] - highest[i])
+            factor[i] = exp_of_negative(factor[i] - highest[i])
             total[i] *= factor[i]
         for j in range(whole):
             for i in range(padded):
-                scores[j, i] = _exp(scores[j, i] - highest[i])
+                scores[j, i] = exp_of_negative(scores[j, i] - highest[i])
                 total[i] += scores[j, i]
         for d in range(D):
             for i in range(padded):
@@ -329,7 +329,7 @@ def kernel(head_dim: int, repeat: int, half: bool, folder: Path) -> Callable[...
         low, high = np.empty(L, np.int32), np.empty(L, np.int32)
         for stage in range(len(stages) - 1):
             while True:
-                unit = stages[stage] + _add(counters, 2 * stage, 1)
+                unit = stages[stage] + add_to_counter(counters, 2 * stage, 1)
                 if unit >= stages[stage + 1]:
                     break
                 r0, r1, start, stop, kh, causal = units[unit]
@@ -345,8 +345,8 @@ def kernel(head_dim: int, repeat: int, half: bool, folder: Path) -> Callable[...
                         r0, r1, start, stop, kh, causal, window, D, G, B, T, slots, q, k, v, out, lse, scale, cap,
                         queries, output, scores, highest, total, factor, low, high,
                     )  # fmt: skip
-                _add(counters, 2 * stage + 1, 1)
-            while _add(counters, 2 * stage + 1, 0) < stages[stage + 1] - stages[stage]:
+                add_to_counter(counters, 2 * stage + 1, 1)
+            while add_to_counter(counters, 2 * stage + 1, 0) < stages[stage + 1] - stages[stage]:
                 pass
 
     rows = types.Array(uint16 if half else float32, 3, "C")

@@ -30,12 +30,12 @@ def test_only_what_fits_every_gen_may_be_a_default() -> None:
     ("given", "message"),
     [
         (3, "must be a dict of options, got 3 (int)."),
-        ({"max_token": 3}, ": there is no option max_token. Did you mean max_tokens? Known: max_tokens, stop, "),
-        ({"zzz": 3}, ": there is no option zzz. Known: max_tokens, stop, "),
-        ({5: 3}, ": there is no option 5. Known: max_tokens, stop, "),
-        ({"n": 2}, ": n says what one gen is, so it belongs to its call. Known: max_tokens, stop, "),
-        ({"regex": "a"}, ": regex says what one gen is, so it belongs to its call. Known: max_tokens, stop, "),
-        ({"choices": ["a"]}, ": choices says what one gen is, so it belongs to its call. Known: max_tokens, stop, "),
+        ({"max_token": 3}, ": there is no option max_token. Did you mean max_tokens? Known: max_tokens, "),
+        ({"zzz": 3}, ": there is no option zzz. Known: max_tokens, "),
+        ({5: 3}, ": there is no option 5. Known: max_tokens, "),
+        ({"n": 2}, ": n says what one gen is, so it belongs to its call. Known: max_tokens, "),
+        ({"regex": "a"}, ": regex says what one gen is, so it belongs to its call. Known: max_tokens, "),
+        ({"choices": ["a"]}, ": choices says what one gen is, so it belongs to its call. Known: max_tokens, "),
         ({"max_tokens": 0}, ": max_tokens must be at least 1, got 0."),
     ],
 )

@@ -137,8 +137,9 @@ def test_defaults_of_the_function_are_kept() -> None:
         ),
         (
             lambda p: p.run_batch([], n=2),
-            "qa.run_batch(): there is no option n. Known: heal, ignore_eos, max_tokens, seed, stop, stop_regex, "
-            "temperature, top_k, top_p.",
+            "qa.run_batch(): there is no option n. Known: frequency_penalty, heal, ignore_eos, logit_bias, "
+            "logprob_start_len, max_tokens, min_p, min_tokens, presence_penalty, repetition_penalty, return_logprob, "
+            "seed, stop, stop_regex, stop_token_ids, temperature, top_k, top_logprobs, top_p.",
         ),
     ],
 )
