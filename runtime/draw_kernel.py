@@ -15,6 +15,7 @@ import numba
 import numpy as np
 from numba import float32, float64, int32, int64, types, uint32
 
+from .attention import ragged
 from .attention.compiled import kept
 from .attention.ragged import add_to_counter, exp_of_negative, inline
 
@@ -276,4 +277,4 @@ def kernel(folder: Path) -> Callable[..., None]:
         int32[::1],
     )  # fmt: skip
     flags = {"reassoc", "contract", "nsz", "nnan"}
-    return kept(numba.njit(nogil=True, fastmath=flags, error_model="numpy")(draw), signature, folder)
+    return kept(numba.njit(nogil=True, fastmath=flags, error_model="numpy")(draw), signature, folder, ragged)

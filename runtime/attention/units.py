@@ -13,7 +13,7 @@ from . import Level
 
 Int32 = NDArray[np.int32]
 
-MOST_LANES = 128
+MOST_LANES = 144
 """Rows times heads of a unit at most: scores of a block and outputs should stay in the near caches."""
 
 

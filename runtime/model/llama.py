@@ -17,11 +17,9 @@ from torch.nn import functional as F
 from . import StepInput
 from .family import traits
 from .linear import MOST_COPIED, Linear, Quantization, Storage, check_quantization
-from .rope import rope, rotate
+from .rope import rope
+from .rows import Angles, Rows, rows_for
 from .weights import Weights
-
-Angles = tuple[Tensor, Tensor]
-"""Cosine and sine of the rows' positions, [T, 1, D / 2]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +82,36 @@ class LlamaModel:
         kinds = dict.fromkeys(kind for kind in has.ropes if kind is not None)
         self._ropes = {kind: rope(config, kind, has.head_dim, device) for kind in kinds}
         weights.check()
+        rows_for(dtype, device)
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Tensor:
-        has = self._traits
+        has, rows = self._traits, rows_for(self.dtype, self.device)
         angles = {kind: rope(step.positions, self.dtype) for kind, rope in self._ropes.items()}
         x = F.embedding(step.tokens, self._embedding)                           # [T, hidden]
         if self._embedding_scale != 1.0:
             x *= self._embedding_scale
+        more: Tensor | None = None                                              # what the layer before adds to x
         for number, (layer, kind) in enumerate(zip(self._layers, has.ropes, strict=True)):
-            x += self._attend(number, layer, self._normed(x, layer.attn_norm), angles[kind] if kind else None, step)
-            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
-            x += self._post_normed(layer.down(has.activation(gate).mul_(up)), layer.post_mlp_norm)
-        logits = self._head(self._normed(x[step.logit_rows], self._norm)).float()
+            normed = rows.add_norm(x, more, layer.attn_norm, has.eps)
+            more = self._attend(number, layer, normed, angles[kind] if kind else None, step, rows)
+            gate, up = layer.gate_up(rows.add_norm(x, more, layer.mlp_norm, has.eps)).chunk(2, -1)
+            more = self._post_normed(layer.down(has.activation(gate).mul_(up)), layer.post_mlp_norm)
+        last = x[step.logit_rows]                                               # [L, hidden]
+        normed = rows.add_norm(last, None if more is None else more[step.logit_rows], self._norm, has.eps)
+        logits = self._head(normed).float()
         return logits if has.final_softcap is None else torch.tanh(logits / has.final_softcap) * has.final_softcap
 
-    def _attend(self, number: int, layer: Layer, x: Tensor, angles: Angles | None, step: StepInput) -> Tensor:
+    def _attend(
+        self, number: int, layer: Layer, x: Tensor, angles: Angles | None, step: StepInput, rows: Rows
+    ) -> Tensor:
         heads, kv = self._traits.num_heads, self._traits.num_kv
         qkv = layer.qkv(x).view(len(x), heads + 2 * kv, self._traits.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             qkv[:, :heads] = self._normed(qkv[:, :heads], layer.q_norm)
             qkv[:, heads : heads + kv] = self._normed(qkv[:, heads : heads + kv], layer.k_norm)
-        if angles is not None:
-            rotate(qkv[:, : heads + kv], *angles)
-        q, k, v = torch.split(qkv, [heads, kv, kv], dim=1)                      # [T, H, D], [T, K, D], [T, K, D]
-        step.pool.write(number, step.write_slots, k, v)
-        attended = step.attention.forward(number, q.contiguous(), step.pool.k[number], step.pool.v[number])
+        q = rows.place(qkv, angles, step.write_slots, step.pool, number, heads)
+        attended = step.attention.forward(number, q, step.pool.k[number], step.pool.v[number])
         return self._post_normed(layer.out(attended.reshape(len(x), -1)), layer.post_attn_norm)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:

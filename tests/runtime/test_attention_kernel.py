@@ -19,7 +19,7 @@ from branchwise.runtime.attention import AttnBatch, AttnSpec, attn_batch, kernel
 from branchwise.runtime.attention.cpu import CpuAttention
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.attention.reference import ReferenceAttention
-from branchwise.runtime.attention.units import units_of
+from branchwise.runtime.attention.units import MOST_LANES, units_of
 from branchwise.runtime.layout import Layout, Segment, Span
 from tests.runtime.trees import random_step
 
@@ -146,7 +146,7 @@ def test_keys_are_read_once_for_all_branches(branches: int) -> None:
 def test_no_unit_is_wider_than_the_kernels_buffers(rows: int, repeat: int, threads: int) -> None:
     units = units_of(attn_batch(forest(1, 5, rows, rows), 512, CPU).levels, 1, repeat, None, threads).units
     widths = (units[:, 1] - units[:, 0]) * repeat
-    assert ((widths <= 128) | (units[:, 1] - units[:, 0] == 1)).all()
+    assert ((widths <= MOST_LANES) | (units[:, 1] - units[:, 0] == 1)).all()
     assert (units[1:, 0] == units[:-1, 1]).all()
     assert units[0, 0] == 0
     assert units[-1, 1] == rows

@@ -20,7 +20,9 @@ def reference(tiny_model: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
 
 
-@pytest.fixture(params=[{}, {"max_step_tokens": 5, "max_running": 5}, {"jump_forward": False}, {"page_size": 4}], ids=str)
+@pytest.fixture(
+    params=[{}, {"max_step_tokens": 5, "max_running": 5}, {"jump_forward": False}, {"page_size": 4}], ids=str
+)
 def engine(tiny_model: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     with Engine(tiny_model, num_slots=1024, **request.param) as engine:
         yield engine
