@@ -95,8 +95,8 @@ class LlamaModel:
         for number, (layer, kind) in enumerate(zip(self._layers, has.ropes, strict=True)):
             normed = rows.add_norm(x, more, layer.attn_norm, has.eps)
             more = self._attend(number, layer, normed, angles[kind] if kind else None, step, rows)
-            gate, up = layer.gate_up(rows.add_norm(x, more, layer.mlp_norm, has.eps)).chunk(2, -1)
-            more = self._post_normed(layer.down(has.activation(gate).mul_(up)), layer.post_mlp_norm)
+            gate_up = layer.gate_up(rows.add_norm(x, more, layer.mlp_norm, has.eps))
+            more = self._post_normed(layer.down(rows.gate(gate_up, has.activation)), layer.post_mlp_norm)
         last = x[step.logit_rows]                                               # [L, hidden]
         normed = rows.add_norm(last, None if more is None else more[step.logit_rows], self._norm, has.eps)
         logits = self._head(normed).float()

@@ -6,6 +6,7 @@ T rows, H query heads, K key heads, D head size.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
 from threading import Thread
@@ -27,8 +28,12 @@ Angles = tuple[Tensor, Tensor]
 """Cosine and sine of the rows' positions, [T, 1, D / 2]."""
 
 
+MOST_GATED = 64
+"""For more rows torch's threads are worth waking: its exponential is as fast."""
+
+
 class Rows(Protocol):
-    """Two operations on all rows of a step."""
+    """Operations on all rows of a step."""
 
     def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add `more` to x [T, hidden], in place, and give its RMS norm times `weight` [hidden]."""
@@ -40,6 +45,10 @@ class Rows(Protocol):
 
         `qkv` may be changed.
         """
+
+
+    def gate(self, gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        """activation(gate) * up of [T, 2 inner], which may be changed: [T, inner]."""
 
 
 class TorchRows:
@@ -60,6 +69,10 @@ class TorchRows:
         pool.write(layer, slots, k, v)
         return q.contiguous()
 
+    def gate(self, gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return activation(gate).mul_(up)
+
 
 class CompiledRows:
     """On a CPU, in float32 or bfloat16."""
@@ -67,7 +80,7 @@ class CompiledRows:
     def __init__(self, half: bool) -> None:
         from .rowwise import kernels
 
-        self._add_norm, self._place = kernels(half, cache_folder() / "kernels")
+        self._add_norm, self._place, self._silu_mul = kernels(half, cache_folder() / "kernels")
 
     def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
@@ -91,6 +104,13 @@ class CompiledRows:
         keys, values = _array(pool.k[layer]), _array(pool.v[layer])
         self._place(_array(qkv), cos, sin, turns, slots.numpy(), keys, values, _array(queries))
         return queries
+
+    def gate(self, gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        if activation is not F.silu or len(gate_up) > MOST_GATED:
+            return _TORCH.gate(gate_up, activation)
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        self._silu_mul(_array(gate_up), _array(out))
+        return out
 
 
 def rows_for(dtype: torch.dtype, device: torch.device) -> Rows:

@@ -1,4 +1,4 @@
-"""What a layer does to each row by itself, as compiled code: norms and positions.
+"""What a layer does to each row by itself, as compiled code: norms, positions, activations.
 
 torch takes several passes over the rows for each of these, and between them the interpreter's lock, which other
 threads of the process want as well. Numbers are float32 or bfloat16, sums are made in float32. numba makes the code;
@@ -18,7 +18,7 @@ from numba import boolean, float32, int64, types, uint16
 
 from ..attention import ragged
 from ..attention.compiled import kept
-from ..attention.ragged import narrow, wide
+from ..attention.ragged import exp_of_negative, narrow, wide
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
@@ -64,8 +64,19 @@ def _place(
                 v_pool[slot, head, i] = qkv[row, heads + kv + head, i]
 
 
-def kernels(half: bool, folder: Path) -> tuple[Kernel, Kernel]:
-    """`_add_norm` and `_place` for float32, or for bfloat16 (as uint16) if `half`.
+def _silu_mul(gate_up: Any, out: Any) -> None:
+    """out = silu(gate) * up, of rows that are gate and up after each other."""
+    size = out.shape[1]
+    for row in range(len(out)):
+        for i in range(size):
+            gate = wide(gate_up[row, i])
+            e = exp_of_negative(-abs(gate))
+            sigmoid = (ONE if gate >= ZERO else e) / (ONE + e)
+            out[row, i] = narrow(gate * sigmoid * wide(gate_up[row, size + i]), out[row, i])
+
+
+def kernels(half: bool, folder: Path) -> tuple[Kernel, Kernel, Kernel]:
+    """`_add_norm`, `_place` and `_silu_mul` for float32, or for bfloat16 (as uint16) if `half`.
 
     Args:
         folder: where compiled code is kept.
@@ -75,9 +86,10 @@ def kernels(half: bool, folder: Path) -> tuple[Kernel, Kernel]:
     signatures = (
         types.void(flat, flat, boolean, number[::1], float32, flat),
         types.void(deep, flat, flat, boolean, int64[::1], deep, deep, deep),
+        types.void(flat, flat),
     )
-    add_norm, place = (
+    add_norm, place, silu_mul = (
         kept(numba.njit(nogil=True, fastmath=FAST, error_model="numpy")(function), signature, folder, ragged)
-        for function, signature in zip((_add_norm, _place), signatures, strict=True)
+        for function, signature in zip((_add_norm, _place, _silu_mul), signatures, strict=True)
     )
-    return add_norm, place
+    return add_norm, place, silu_mul

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from branchwise.runtime.attention import AttnSpec
 from branchwise.runtime.kv import KVPool
@@ -59,6 +63,16 @@ def test_positions_and_the_pool(dtype: torch.dtype, turns: bool) -> None:
         for theirs, ours in ((pools[0].k, pools[1].k), (pools[0].v, pools[1].v)):
             torch.testing.assert_close(ours[layer], theirs[layer], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
             assert (ours[layer][[0, 2, 4, 5, 7]] == 0).all()  # nobody's
+
+
+@pytest.mark.parametrize("activation", [F.silu, F.gelu])
+@pytest.mark.parametrize("count", [1, 100])
+def test_gates(dtype: torch.dtype, count: int, activation: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    gate_up = torch.randn(count, 40).to(dtype) * 30
+    expected = TorchRows().gate(gate_up.clone(), activation)
+    found = compiled(dtype).gate(gate_up.clone(), activation)
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_other_devices_and_dtypes_take_torch() -> None:
