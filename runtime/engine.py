@@ -9,6 +9,7 @@ their own. Nothing here knows a program: see `branchwise.function` for that.
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import random
@@ -18,14 +19,17 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, overload
 
 import torch
 
 from . import saved
-from .attention import Attention
+from .attention import Attention, flashinfer
 from .attention.cpu import CpuAttention, is_available
+from .attention.flashinfer import FlashInferAttention
+from .attention.levels import CostModel
 from .attention.reference import ReferenceAttention
 from .config import auto_num_slots, check_memory, engine_config
 from .constrain import Compiler, Constraint
@@ -51,6 +55,8 @@ from .stops import StopMatcher
 from .tiers import Tiers, open_tiers
 from .tokenizer import Tokenizer
 from .tree import RadixTree
+
+log = logging.getLogger("branchwise")
 
 T = TypeVar("T")
 
@@ -123,7 +129,7 @@ class Engine:
         )
         self._loop = StepLoop(
             net,
-            attention_for(net, pool),
+            *attention_for(net, pool),
             pool,
             scheduler,
             self.tokenizer.eos_ids,
@@ -463,13 +469,23 @@ class Engine:
             raise OutOfSlots(wanted=len(prompt), free=self.num_slots, total=self.num_slots, prompt_alone=True)
 
 
-def attention_for(model: Model, pool: KVPool) -> Attention:
-    """The fastest backend for where the model runs."""
+def attention_for(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:
+    """The fastest backend for where the model runs, and when it pays there to read a span once for several rows."""
     if model.device.type == "cpu" and is_available():
         attention = CpuAttention()
         attention.prepare(model.specs, pool.dtype)
-        return attention
-    return ReferenceAttention()
+        return attention, CostModel()
+    if model.device.type == "cuda":
+        reason = flashinfer.unsupported(model.specs, pool.dtype)
+        if reason is None:
+            try:
+                library = import_module("flashinfer")
+                attention_on_gpu = FlashInferAttention(library, model.device, pool.dtype)
+                return attention_on_gpu, flashinfer.cost_model(model.specs, pool.dtype)
+            except (ImportError, OSError, RuntimeError) as error:  # not installed, or for another CUDA than there is
+                reason = f"{type(error).__name__}: {error}. Install it with: pip install branchwise[cuda]"
+        log.warning("attention runs in plain torch, right and slow: FlashInfer cannot be used (%s)", reason)
+    return ReferenceAttention(), CostModel()
 
 
 def _close(loop: StepLoop, compiler: Compiler, tiers: Tiers | None) -> None:

@@ -74,6 +74,7 @@ class StepLoop:
         self,
         model: Model,
         attention: Attention,
+        cost: CostModel,
         pool: KVPool,
         scheduler: Scheduler,
         eos_ids: frozenset[int],
@@ -83,7 +84,7 @@ class StepLoop:
     ) -> None:
         self._model, self._attention, self._pool = model, attention, pool
         self._scheduler = scheduler
-        self._cost = CostModel()
+        self._cost = cost
         self._eos_ids = eos_ids
         self._drawer = Drawer(eos_ids)
         self._context_length = context_length

@@ -69,15 +69,15 @@ class Helpers:
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
+        self._kept: tuple[Tensor, Tensor] | None = None
         self._last: list[Future[None]] = []
 
     def run(
         self, kernel: Kernel, units: Units, spec: AttnSpec, q: Tensor, k_pool: Tensor, v_pool: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Attention by units: [T, H, D], and the natural log-sum-exp, float32 [T, H]."""
+        """Attention by units: [T, H, D], and the natural log-sum-exp, float32 [T, H]; both until the next call."""
         q = q.contiguous()
-        out = torch.zeros_like(q)
-        lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32)
+        out, lse = self._empty(q)
         counters = np.zeros(2 * len(units.stages), np.int32)
         arguments = (
             units.units, units.stages, counters, units.slots, spec.window or 0,
@@ -90,6 +90,13 @@ class Helpers:
             self._last = [self._pool.submit(kernel, *arguments) for _ in range(helpers)]
         kernel(*arguments)
         return out, lse
+
+    def _empty(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs of nothing yet. What is in `out` counts for nothing, but must be numbers."""
+        if self._kept is None or self._kept[0].shape != q.shape or self._kept[0].dtype != q.dtype:
+            self._kept = torch.zeros_like(q), torch.empty(q.shape[:2])
+        self._kept[1].numpy().fill(-np.inf)
+        return self._kept
 
 
 def _array(tensor: Tensor) -> NDArray[np.generic]:

@@ -20,6 +20,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import float32, int32, int64, types, uint16, uint32
+from numba.core import cgutils
 
 from . import tiles
 from .compiled import kept
@@ -30,6 +31,8 @@ LINE = 16
 """float32 numbers in a cache line."""
 LANES = 16
 """Rows times heads are padded to a multiple of this: float32 numbers in a 512-bit register."""
+SPINS = 5_000
+"""About 50 microseconds: longer than what one thread has to do when another has done its part."""
 BLOCK = 64
 """Keys between two updates of the running maximum."""
 MASKED = np.float32(-1e30)
@@ -100,6 +103,18 @@ def add_to_counter(context: Any, counters: Any, index: Any, value: Any) -> Any:
 
 
 @_intrinsic
+def _sleep(context: Any, microseconds: Any) -> Any:
+    """Give the processor up for a while."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32)])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "usleep"), args)
+        return _context.get_dummy_value()
+
+    return types.void(uint32), generate
+
+
+@_intrinsic
 def _prefetch(context: Any, array: Any, slot: Any, head: Any, number: Any) -> Any:
     """Ask for the cache line of a number of a key or value that will be read soon."""
 
@@ -121,6 +136,20 @@ def _prefetch(context: Any, array: Any, slot: Any, head: Any, number: Any) -> An
 
 
 inline: _Decorator = numba.njit(fastmath=FAST, error_model="numpy", inline="always")
+
+
+@inline
+def wait_for(counters: Any, index: Any, value: Any) -> None:
+    """Wait until other threads have brought a counter to `value`.
+
+    They are at work and nearly done, unless they have lost their processor to somebody else: then this thread's own is
+    of more use to them than to it.
+    """
+    spins = 0
+    while add_to_counter(counters, index, 0) < value:
+        spins += 1
+        if spins > SPINS:
+            _sleep(uint32(1))
 
 
 @inline
@@ -155,7 +184,7 @@ def _merge(lse: Any, row: Any, head: Any, highest: Any, total: Any) -> Any:
 
 
 @inline
-def _one_row(
+def attend_row(
     row: Any, start: Any, stop: Any, kh: Any, D: Any, G: Any, B: Any, slots: Any, q: Any, k: Any, v: Any, out: Any,
     lse: Any, scale: Any, cap: Any, queries: Any, output: Any, scores: Any, highest: Any, total: Any,
 ) -> None:  # fmt: skip
@@ -205,7 +234,7 @@ def _one_row(
 
 
 @inline
-def _several_rows(
+def attend_rows(
     r0: Any, r1: Any, start: Any, stop: Any, kh: Any, causal: Any, window: Any, D: Any, G: Any,
     slots: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: Any, cap: Any, queries: Any, output: Any,
     scores: Any, keys: Any, values: Any, highest: Any, total: Any, factor: Any, low: Any, high: Any,
@@ -316,18 +345,17 @@ def kernel(head_dim: int, repeat: int, half: bool, folder: Path) -> Callable[...
                 if r1 - r0 == 1:
                     if causal and window > 0:
                         start = max(start, stop - window)
-                    _one_row(
+                    attend_row(
                         r0, start, stop, kh, D, G, B, slots, q, k, v, out, lse, scale, cap, row_queries, row_output,
                         row_scores, highest, total,
                     )  # fmt: skip
                 else:
-                    _several_rows(
+                    attend_rows(
                         r0, r1, start, stop, kh, causal, window, D, G, slots, q, k, v, out, lse, scale, cap,
                         queries, output, scores, keys, values, highest, total, factor, low, high, multiply_all, add_all,
                     )  # fmt: skip
                 add_to_counter(counters, 2 * stage + 1, 1)
-            while add_to_counter(counters, 2 * stage + 1, 0) < stages[stage + 1] - stages[stage]:
-                pass
+            wait_for(counters, 2 * stage + 1, stages[stage + 1] - stages[stage])
 
     rows = types.Array(uint16 if half else float32, 3, "C")
     signature = types.void(

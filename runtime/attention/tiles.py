@@ -1,6 +1,6 @@
-"""Products of small matrices, for the attention kernel: of what stands in the near caches already.
+"""Products of matrices by tiles: what the compiled kernels are made of.
 
-A tile of the result, `M` rows of one to three vectors, is kept in registers while its sum is made, so nothing is
+A tile of the result, some rows of one to three vectors, is kept in registers while its sum is made, so nothing is
 written in between. The code is given to the compiler as vectors; it does not find these by itself.
 """
 
@@ -14,7 +14,7 @@ from llvmlite import binding, ir
 from numba import int64, types
 
 M = 4
-"""Rows of a tile."""
+"""Rows of a tile of attention."""
 
 LANES = 16
 """float32 numbers in a vector: a 512-bit register, or several smaller ones."""
@@ -40,8 +40,8 @@ def products(head_dim: int, block: int, lanes: int) -> tuple[Any, Any]:
     `count` and `head_dim` are multiples of `M`.
     """
     most = widest()
-    fresh = [_tile(vectors, lanes, (head_dim, 1), from_zero=True) for vectors in range(1, most + 1)]
-    more = [_tile(vectors, lanes, (1, head_dim), from_zero=False) for vectors in range(1, most + 1)]
+    fresh = [tile(M, vectors, lanes, (head_dim, 1), from_zero=True) for vectors in range(1, most + 1)]
+    more = [tile(M, vectors, lanes, (1, head_dim), from_zero=False) for vectors in range(1, most + 1)]
     multiply, multiply_last, multiply_two = fresh[-1], fresh[0], fresh[min(1, most - 1)]
     add, add_last, add_two = more[-1], more[0], more[min(1, most - 1)]
 
@@ -72,25 +72,26 @@ def products(head_dim: int, block: int, lanes: int) -> tuple[Any, Any]:
     return multiply_all, add_all
 
 
-def _tile(vectors: int, lanes: int, strides: tuple[int, int], *, from_zero: bool) -> Any:
+def tile(rows: int, vectors: int, lanes: int, strides: tuple[int | None, int], *, from_zero: bool) -> Any:
     """A function of (result, left, right, m, i, count) that makes one tile of the result, rows m on and lanes i on,
     each number the sum of `count` terms, one at least.
 
     Args:
-        vectors: how wide the tile is.
+        rows, vectors: the size of the tile.
         lanes: numbers in a row of `result` and `right`.
-        strides: of `left`, in numbers: to the next row of the result, and to the next term of a sum.
+        strides: of `left`, in numbers: to the next row of the result (None: as it lies), and to the next term of a sum.
         from_zero: the sum is the result; otherwise it is added to what is there.
     """
     to_row, to_term = strides
 
     @_intrinsic
-    def tile(context: Any, result: Any, left: Any, right: Any, m: Any, i: Any, count: Any) -> Any:
+    def one_tile(context: Any, result: Any, left: Any, right: Any, m: Any, i: Any, count: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            there, a, b = (
-                context.make_array(kind)(context, builder, value).data
+            arrays = [
+                context.make_array(kind)(context, builder, value)
                 for kind, value in zip(signature.args[:3], args[:3], strict=True)
-            )
+            ]
+            there, a, b = (array.data for array in arrays)
             m, i, count = args[3:]
 
             def at(base: Any, *offsets: Any) -> Any:
@@ -107,9 +108,10 @@ def _tile(vectors: int, lanes: int, strides: tuple[int, int], *, from_zero: bool
 
             places = [
                 vector_at(there, builder.mul(m, number(lanes)), i, number(row * lanes + vector * LANES))
-                for row in range(M)
+                for row in range(rows)
                 for vector in range(vectors)
             ]
+            row_stride = number(to_row) if to_row is not None else builder.extract_value(arrays[1].shape, 1)
             zero = ir.Constant(_VECTOR, [ir.Constant(ir.FloatType(), 0.0)] * LANES)
             start = [zero if from_zero else builder.load(place, align=4) for place in places]
             before, body = builder.block, builder.append_basic_block("tile")
@@ -125,10 +127,10 @@ def _tile(vectors: int, lanes: int, strides: tuple[int, int], *, from_zero: bool
                 builder.load(vector_at(b, row_of_right, i, number(vector * LANES)), align=4)
                 for vector in range(vectors)
             ]
-            first = builder.add(builder.mul(m, number(to_row)), builder.mul(term, number(to_term)))
+            first = builder.add(builder.mul(m, row_stride), builder.mul(term, number(to_term)))
             added: list[Any] = []
-            for row in range(M):
-                one = builder.load(at(a, first, number(row * to_row)), align=4)
+            for row in range(rows):
+                one = builder.load(at(a, first, builder.mul(number(row), row_stride)), align=4)
                 same = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), one, ir.Constant(ir.IntType(32), 0))
                 mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [ir.Constant(ir.IntType(32), 0)] * LANES)
                 same = builder.shuffle_vector(same, ir.Constant(_VECTOR, ir.Undefined), mask)
@@ -149,6 +151,6 @@ def _tile(vectors: int, lanes: int, strides: tuple[int, int], *, from_zero: bool
 
         return types.void(result, left, right, int64, int64, int64), generate
 
-    return tile
+    return one_tile
 
 

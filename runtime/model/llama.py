@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import StepInput
+from . import StepInput, fused
 from .family import traits
+from .fused import FusedLayers, LayerMatrices
 from .linear import MOST_COPIED, Linear, Quantization, Storage, check_quantization
 from .rope import rope
 from .rows import Angles, Rows, rows_for
@@ -70,15 +71,24 @@ class LlamaModel:
         storage = Storage(dtype, device, quantization, num_weights * dtype.itemsize <= MOST_COPIED, packed_rows)
         weights = Weights(folder, dtype, device)
         # As transformers has it: a head in the file counts, even where the configuration says that it is tied.
-        if config.tie_word_embeddings and "lm_head.weight" not in weights:
+        untied = not config.tie_word_embeddings or "lm_head.weight" in weights
+        if not untied:
             embedding = weights.stacked("model.", {"embed_tokens": self.vocab_size}, has.hidden)
             self._embedding, self._head = storage.tied(embedding)
         else:
             self._embedding = weights.get("model.embed_tokens.weight", self.vocab_size, has.hidden)
             self._head = storage.head(weights.stacked("", {"lm_head": self.vocab_size}, has.hidden))
         self._embedding_scale = float(torch.tensor(has.embedding_scale, dtype=dtype))
+        fuses = quantization is None and storage.copies and fused.fits(has, dtype, device)
+        self._matrices: list[LayerMatrices] | None = [] if fuses else None
         self._layers = [self._layer(weights, storage, f"model.layers.{i}.") for i in range(has.num_layers)]
         self._norm = weights.get("model.norm.weight", has.hidden) + has.norm_offset
+        self._fused: FusedLayers | None = None
+        if self._matrices:
+            norms = [(layer.attn_norm, layer.mlp_norm) for layer in self._layers]
+            head = weights.get("lm_head.weight", config.vocab_size, has.hidden) if untied else self._embedding
+            self._fused = FusedLayers(has, self._matrices, norms, self._norm, head)
+        self._matrices = None
         kinds = dict.fromkeys(kind for kind in has.ropes if kind is not None)
         self._ropes = {kind: rope(config, kind, has.head_dim, device) for kind in kinds}
         weights.check()
@@ -91,6 +101,9 @@ class LlamaModel:
         x = F.embedding(step.tokens, self._embedding)                           # [T, hidden]
         if self._embedding_scale != 1.0:
             x *= self._embedding_scale
+        if self._fused is not None and self._fused.can(step):
+            kind = next((kind for kind in has.ropes if kind is not None), None)
+            return self._fused.forward(x, angles[kind] if kind else None, step)
         more: Tensor | None = None                                              # what the layer before adds to x
         for number, (layer, kind) in enumerate(zip(self._layers, has.ropes, strict=True)):
             normed = rows.add_norm(x, more, layer.attn_norm, has.eps)
@@ -106,11 +119,12 @@ class LlamaModel:
         self, number: int, layer: Layer, x: Tensor, angles: Angles | None, step: StepInput, rows: Rows
     ) -> Tensor:
         heads, kv = self._traits.num_heads, self._traits.num_kv
-        qkv = layer.qkv(x).view(len(x), heads + 2 * kv, self._traits.head_dim)
+        qkv = layer.qkv(x)
         if layer.q_norm is not None and layer.k_norm is not None:
-            qkv[:, :heads] = self._normed(qkv[:, :heads], layer.q_norm)
-            qkv[:, heads : heads + kv] = self._normed(qkv[:, heads : heads + kv], layer.k_norm)
-        q = rows.place(qkv, angles, step.write_slots, step.pool, number, heads)
+            each = qkv.view(len(x), heads + 2 * kv, self._traits.head_dim)
+            each[:, :heads] = self._normed(each[:, :heads], layer.q_norm)
+            each[:, heads : heads + kv] = self._normed(each[:, heads : heads + kv], layer.k_norm)
+        q = rows.place(qkv, angles, step.write_slots, step.pool, number)
         attended = step.attention.forward(number, q, step.pool.k[number], step.pool.v[number])
         return self._post_normed(layer.out(attended.reshape(len(x), -1)), layer.post_attn_norm)
 
@@ -131,15 +145,23 @@ class LlamaModel:
         biases = [weights.optional(f"{attention}{name}.bias", size) for name, size in sizes.items()]
         qkv_bias = torch.cat([bias for bias in biases if bias is not None]) if None not in biases else None
         out_bias = weights.optional(f"{attention}o_proj.bias", hidden)
+        qkv = weights.stacked(attention, sizes, hidden)
+        out = weights.stacked(attention, {"o_proj": hidden}, has.queries)
+        gate_up = weights.stacked(mlp, {"gate_proj": inner, "up_proj": inner}, hidden)
+        down = weights.stacked(mlp, {"down_proj": hidden}, inner)
+        if qkv_bias is not None or out_bias is not None:
+            self._matrices = None
+        if self._matrices is not None:
+            self._matrices.append(LayerMatrices(qkv, out, gate_up, down))
         return Layer(
             attn_norm=norm("input_layernorm"),
-            qkv=storage.linear(weights.stacked(attention, sizes, hidden), qkv_bias),
+            qkv=storage.linear(qkv, qkv_bias),
             q_norm=norm("self_attn.q_norm", has.head_dim) if has.head_norms else None,
             k_norm=norm("self_attn.k_norm", has.head_dim) if has.head_norms else None,
-            out=storage.linear(weights.stacked(attention, {"o_proj": hidden}, has.queries), out_bias),
+            out=storage.linear(out, out_bias),
             post_attn_norm=norm("post_attention_layernorm") if has.post_norms else None,
             mlp_norm=norm("pre_feedforward_layernorm" if has.post_norms else "post_attention_layernorm"),
-            gate_up=storage.linear(weights.stacked(mlp, {"gate_proj": inner, "up_proj": inner}, hidden)),
-            down=storage.linear(weights.stacked(mlp, {"down_proj": hidden}, inner)),
+            gate_up=storage.linear(gate_up),
+            down=storage.linear(down),
             post_mlp_norm=norm("post_feedforward_layernorm") if has.post_norms else None,
         )

@@ -1,5 +1,9 @@
 """What a layer does to each row by itself, in torch, or by compiled code where that is to be had.
 
+Each of torch's operators gives up the interpreter's lock, which other threads of the process want as well, and takes
+it again; making an empty tensor is one of them. The compiled code keeps the lock for its microseconds, and what it
+writes to is made once a step.
+
 T rows, H query heads, K key heads, D head size.
 """
 
@@ -27,25 +31,21 @@ log = logging.getLogger(__name__)
 Angles = tuple[Tensor, Tensor]
 """Cosine and sine of the rows' positions, [T, 1, D / 2]."""
 
-
 MOST_GATED = 64
 """For more rows torch's threads are worth waking: its exponential is as fast."""
 
 
 class Rows(Protocol):
-    """Operations on all rows of a step."""
+    """Operations on all rows of a step. What one gives is overwritten by its next call."""
 
     def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add `more` to x [T, hidden], in place, and give its RMS norm times `weight` [hidden]."""
 
-    def place(
-        self, qkv: Tensor, angles: Angles | None, slots: Tensor, pool: KVPool, layer: int, num_heads: int
-    ) -> Tensor:
-        """Turn queries and keys of [T, H + 2K, D] by `angles`, store keys and values, and give the queries [T, H, D].
+    def place(self, qkv: Tensor, angles: Angles | None, slots: Tensor, pool: KVPool, layer: int) -> Tensor:
+        """Turn queries and keys of [T, (H + 2K) D] by `angles`, store keys and values, and give the queries [T, H, D].
 
         `qkv` may be changed.
         """
-
 
     def gate(self, gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
         """activation(gate) * up of [T, 2 inner], which may be changed: [T, inner]."""
@@ -59,13 +59,12 @@ class TorchRows:
             x += more
         return F.rms_norm(x, weight.shape, weight, eps)
 
-    def place(
-        self, qkv: Tensor, angles: Angles | None, slots: Tensor, pool: KVPool, layer: int, num_heads: int
-    ) -> Tensor:
-        kv = (qkv.shape[1] - num_heads) // 2
+    def place(self, qkv: Tensor, angles: Angles | None, slots: Tensor, pool: KVPool, layer: int) -> Tensor:
+        kv, head_dim = pool.k[layer].shape[1:]
+        heads = qkv.view(len(qkv), -1, head_dim)
         if angles is not None:
-            rotate(qkv[:, : num_heads + kv], *angles)
-        q, k, v = torch.split(qkv, [num_heads, kv, kv], dim=1)
+            rotate(heads[:, :-kv], *angles)
+        q, k, v = torch.split(heads, [heads.shape[1] - 2 * kv, kv, kv], dim=1)
         pool.write(layer, slots, k, v)
         return q.contiguous()
 
@@ -75,15 +74,18 @@ class TorchRows:
 
 
 class CompiledRows:
-    """On a CPU, in float32 or bfloat16."""
+    """On a CPU, in float32 or bfloat16, for one step."""
 
-    def __init__(self, half: bool) -> None:
-        from .rowwise import kernels
-
-        self._add_norm, self._place, self._silu_mul = kernels(half, cache_folder() / "kernels")
+    def __init__(self, kernels: tuple[Callable[..., None], ...]) -> None:
+        self._add_norm, self._place, self._silu_mul = kernels
+        self._normed: dict[int, Tensor] = {}  # by the number of rows
+        self._queries: Tensor | None = None
+        self._gated: Tensor | None = None
 
     def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty_like(x)
+        out = self._normed.get(len(x))
+        if out is None:
+            out = self._normed[len(x)] = torch.empty_like(x)
         numbers = _array(x)
         self._add_norm(
             numbers,
@@ -95,46 +97,58 @@ class CompiledRows:
         )
         return out
 
-    def place(
-        self, qkv: Tensor, angles: Angles | None, slots: Tensor, pool: KVPool, layer: int, num_heads: int
-    ) -> Tensor:
-        queries = qkv.new_empty(len(qkv), num_heads, qkv.shape[2])
-        cos, sin = (_array(part.squeeze(1)) for part in angles or (qkv[:, :1], qkv[:, :1]))
-        turns = angles is not None
-        keys, values = _array(pool.k[layer]), _array(pool.v[layer])
-        self._place(_array(qkv), cos, sin, turns, slots.numpy(), keys, values, _array(queries))
-        return queries
+    def place(self, qkv: Tensor, angles: Angles | None, slots: Tensor, pool: KVPool, layer: int) -> Tensor:
+        keys, values = pool.k[layer], pool.v[layer]
+        kv, head_dim = keys.shape[1:]
+        if self._queries is None:
+            self._queries = qkv.new_empty(len(qkv), qkv.shape[1] // head_dim - 2 * kv, head_dim)
+        cos, sin = angles or (qkv, qkv)
+        self._place(
+            _array(qkv),
+            _array(cos).reshape(len(qkv), -1),
+            _array(sin).reshape(len(qkv), -1),
+            angles is not None,
+            slots.numpy(),
+            _array(keys),
+            _array(values),
+            _array(self._queries),
+        )
+        return self._queries
 
     def gate(self, gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
         if activation is not F.silu or len(gate_up) > MOST_GATED:
             return _TORCH.gate(gate_up, activation)
-        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        self._silu_mul(_array(gate_up), _array(out))
-        return out
+        if self._gated is None:
+            self._gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        self._silu_mul(_array(gate_up), _array(self._gated))
+        return self._gated
 
 
 def rows_for(dtype: torch.dtype, device: torch.device) -> Rows:
-    """The fastest there is by now; the first call begins to load what is compiled."""
+    """The fastest there is by now, for one step; the first call begins to load what is compiled."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return _TORCH
-    loading = loading_rows(dtype == torch.bfloat16)
-    return loading.result() if loading.done() else _TORCH
+    loading = loading_kernels(dtype == torch.bfloat16)
+    kernels = loading.result() if loading.done() else None
+    return _TORCH if kernels is None else CompiledRows(kernels)
 
 
 @cache
-def loading_rows(half: bool) -> Future[Rows]:
-    """Compiled code on its way; torch's if that cannot be had."""
-    future: Future[Rows] = Future()
+def loading_kernels(half: bool) -> Future[tuple[Callable[..., None], ...] | None]:
+    """Compiled code on its way; None if it cannot be had."""
+    future: Future[tuple[Callable[..., None], ...] | None] = Future()
     Thread(target=_load, args=(future, half), name="branchwise-rows").start()
     return future
 
 
-def _load(future: Future[Rows], half: bool) -> None:
+def _load(future: Future[tuple[Callable[..., None], ...] | None], half: bool) -> None:
     try:
-        future.set_result(CompiledRows(half))
+        from .rowwise import kernels
+
+        future.set_result(kernels(half, cache_folder() / "kernels"))
     except Exception as error:  # no numba, a numba that does not know this Python, a compiler that fails
         log.warning("norms and positions run without compiled code, so slower: %r.", error)
-        future.set_result(_TORCH)
+        future.set_result(None)
 
 
 _TORCH = TorchRows()

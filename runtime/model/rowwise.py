@@ -1,8 +1,7 @@
 """What a layer does to each row by itself, as compiled code: norms, positions, activations.
 
-torch takes several passes over the rows for each of these, and between them the interpreter's lock, which other
-threads of the process want as well. Numbers are float32 or bfloat16, sums are made in float32. numba makes the code;
-without it, and until it is loaded, `rows.py` does the same in torch.
+torch takes several passes over the rows for each of these. Numbers are float32 or bfloat16, sums are made in float32.
+numba makes the code; without it, and until it is loaded, `rows.py` does the same in torch.
 """
 
 from __future__ import annotations
@@ -45,11 +44,12 @@ def _place(
     qkv: Any, cos: Any, sin: Any, turns: Any, slots: Any, k_pool: Any, v_pool: Any, q_out: Any
 ) -> None:
     """Turn queries and keys by the angles of their rows, if `turns`; keys and values go to their slots."""
-    heads, kv, half = q_out.shape[1], k_pool.shape[1], q_out.shape[2] // 2
+    heads, kv, size = q_out.shape[1], k_pool.shape[1], q_out.shape[2]
+    half = size // 2
     for row in range(len(qkv)):
         slot = slots[row]
         for head in range(heads + kv):
-            source = qkv[row, head]
+            source = qkv[row, head * size : (head + 1) * size]
             target = q_out[row, head] if head < heads else k_pool[slot, head - heads]
             if turns:
                 for i in range(half):
@@ -57,11 +57,11 @@ def _place(
                     target[i] = narrow(a * c - b * s, source[i])
                     target[i + half] = narrow(b * c + a * s, source[i])
             else:
-                for i in range(2 * half):
+                for i in range(size):
                     target[i] = source[i]
         for head in range(kv):
-            for i in range(2 * half):
-                v_pool[slot, head, i] = qkv[row, heads + kv + head, i]
+            for i in range(size):
+                v_pool[slot, head, i] = qkv[row, (heads + kv + head) * size + i]
 
 
 def _silu_mul(gate_up: Any, out: Any) -> None:
@@ -85,11 +85,11 @@ def kernels(half: bool, folder: Path) -> tuple[Kernel, Kernel, Kernel]:
     flat, deep = number[:, ::1], types.Array(number, 3, "C")
     signatures = (
         types.void(flat, flat, boolean, number[::1], float32, flat),
-        types.void(deep, flat, flat, boolean, int64[::1], deep, deep, deep),
+        types.void(flat, flat, flat, boolean, int64[::1], deep, deep, deep),
         types.void(flat, flat),
     )
     add_norm, place, silu_mul = (
-        kept(numba.njit(nogil=True, fastmath=FAST, error_model="numpy")(function), signature, folder, ragged)
+        kept(numba.njit(fastmath=FAST, error_model="numpy")(function), signature, folder, ragged)
         for function, signature in zip((_add_norm, _place, _silu_mul), signatures, strict=True)
     )
     return add_norm, place, silu_mul

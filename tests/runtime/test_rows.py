@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from branchwise.runtime.attention import AttnSpec
 from branchwise.runtime.kv import KVPool
 from branchwise.runtime.model.rope import Rope
-from branchwise.runtime.model.rows import CompiledRows, TorchRows, loading_rows, rows_for
+from branchwise.runtime.model.rows import CompiledRows, TorchRows, loading_kernels, rows_for
 
 H, K, D, HIDDEN = 6, 2, 16, 96
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -25,7 +25,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 def compiled(dtype: torch.dtype) -> CompiledRows:
-    loading_rows(dtype == torch.bfloat16).result()
+    loading_kernels(dtype == torch.bfloat16).result()
     rows = rows_for(dtype, torch.device("cpu"))
     assert isinstance(rows, CompiledRows)
     return rows
@@ -51,13 +51,13 @@ def test_positions_and_the_pool(dtype: torch.dtype, turns: bool) -> None:
     positions = torch.tensor([5, 900, 0, 17])
     slots = torch.tensor([3, 1, 8, 6])
     angles = Rope(10_000.0 ** -(torch.arange(0, D, 2) / D), 1.0)(positions, dtype) if turns else None
-    qkv = torch.randn(4, H + 2 * K, D).to(dtype)
+    qkv = torch.randn(4, (H + 2 * K) * D).to(dtype)
     pools = [KVPool(8, [spec, spec], dtype, torch.device("cpu")) for _ in range(2)]
     for pool in pools:
         for part in (*pool.k, *pool.v):
             part.zero_()
-    expected = TorchRows().place(qkv.clone(), angles, slots, pools[0], 1, H)
-    found = compiled(dtype).place(qkv.clone(), angles, slots, pools[1], 1, H)
+    expected = TorchRows().place(qkv.clone(), angles, slots, pools[0], 1)
+    found = compiled(dtype).place(qkv.clone(), angles, slots, pools[1], 1)
     torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     for layer in range(2):
         for theirs, ours in ((pools[0].k, pools[1].k), (pools[0].v, pools[1].v)):

@@ -1,0 +1,163 @@
+"""Steps of few rows by one compiled function for all layers, where the model and the machine allow that.
+
+It has its own copy of the matrices, in panels; so a model whose matrices are large does without.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..attention.cpu import CpuAttention
+from ..models import cache_folder
+from . import StepInput
+from .family import Traits
+
+log = logging.getLogger(__name__)
+
+Kernel = Callable[..., None]
+
+MOST_ROWS = 64
+"""Steps of more rows go layer by layer: oneDNN's products are faster then."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMatrices:
+    """Of one layer, [outputs, inputs] each."""
+
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def fits(has: Traits, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the compiled function knows all that such a model does."""
+    return (
+        device.type == "cpu"
+        and dtype == torch.float32
+        and has.activation is F.silu
+        and not (has.head_norms or has.post_norms or has.final_softcap)
+        and len(set(has.specs)) == 1
+        and has.specs[0].head_dim % 4 == 0
+        and len({kind for kind in has.ropes if kind is not None}) <= 1
+    )
+
+
+class FusedLayers:
+    """The layers and the head of one model. For one thread at a time."""
+
+    def __init__(
+        self,
+        has: Traits,
+        matrices: Sequence[LayerMatrices],
+        norms: Sequence[tuple[Tensor, Tensor]],
+        final_norm: Tensor,
+        head: Tensor,
+    ) -> None:
+        self._has = has
+        self._loading = loading_kernel(has.head_dim, has.num_heads // has.num_kv)
+        self._norms = tuple(torch.stack([pair[i] for pair in norms]).numpy() for i in range(2))
+        self._final_norm = final_norm.numpy()
+        self._vocab_size = len(head)
+        gates = [layer.gate_up[: has.inner] for layer in matrices]
+        ups = [layer.gate_up[has.inner :] for layer in matrices]
+        self._panels = tuple(
+            _panels(each)
+            for each in ([m.qkv for m in matrices], [m.out for m in matrices], gates, ups, [m.down for m in matrices])
+        )
+        self._head = _panels([head])[0]
+        self._turns = np.array([kind is not None for kind in has.ropes], np.int8)
+        self._helpers: ThreadPoolExecutor | None = None
+        self._buffers: dict[str, Tensor] = {}
+
+    def can(self, step: StepInput) -> bool:
+        """Whether this step is one for the compiled function, and it is loaded."""
+        few = len(step.tokens) <= MOST_ROWS and 0 < len(step.logit_rows) <= MOST_ROWS
+        planned = isinstance(step.attention, CpuAttention) and step.pool.stacked is not None
+        return few and planned and self._loading.done() and self._loading.result() is not None
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, step: StepInput) -> Tensor:
+        """Logits [L, V] of the step's wanted rows.
+
+        Args:
+            x: embeddings [T, hidden]; they are changed.
+            angles: cosine and sine, [T, 1, D / 2] each.
+        """
+        has, spec, rows = self._has, self._has.specs[0], len(x)
+        kernel, stacked = self._loading.result(), step.pool.stacked
+        assert kernel is not None and stacked is not None and isinstance(step.attention, CpuAttention)
+        from .fused_kernel import num_counters
+
+        units = step.attention.units(spec)
+        cos, sin = (part.view(rows, -1).numpy() for part in angles or (x[:, : has.head_dim // 2],) * 2)
+        logits = torch.empty(len(step.logit_rows), self._vocab_size)
+        sizes = {
+            "normed": has.hidden, "more": has.hidden, "qkv": has.queries + 2 * has.keys, "queries": has.queries,
+            "attended": has.queries, "gated": has.inner, "last": has.hidden,
+        }  # fmt: skip
+        buffers = {name: self._buffer(name, size).numpy() for name, size in sizes.items()}
+        buffers["queries"] = buffers["queries"].reshape(-1, has.num_heads, has.head_dim)
+        arguments = (
+            np.zeros(num_counters(has.num_layers, len(units.stages) - 1), np.int32),
+            x.numpy(), *buffers.values(), *self._norms, self._final_norm, *self._panels, self._head,
+            np.ascontiguousarray(cos), np.ascontiguousarray(sin), self._turns, step.write_slots.numpy(),
+            *(pool.numpy() for pool in stacked), units.units, units.stages, units.slots,
+            self._buffer("lse", has.num_heads).numpy(), spec.window or 0, np.float32(spec.scale),
+            np.float32(spec.softcap or 0), np.float32(has.eps), step.logit_rows.numpy(), logits.numpy(),
+        )  # fmt: skip
+        threads = torch.get_num_threads()
+        if threads > 1:
+            if self._helpers is None:
+                self._helpers = ThreadPoolExecutor(threads - 1, "branchwise-layers")
+            for _ in range(threads - 1):
+                self._helpers.submit(kernel, *arguments)
+        kernel(*arguments)
+        return logits
+
+    def _buffer(self, name: str, size: int) -> Tensor:
+        if name not in self._buffers:
+            self._buffers[name] = torch.zeros(MOST_ROWS, size)
+        return self._buffers[name]
+
+
+def _panels(matrices: Sequence[Tensor]) -> Any:
+    """Matrices [outputs, inputs] as [matrices, panels, inputs, WIDTH], the last panel filled up with zeros."""
+    from .fused_kernel import WIDTH
+
+    outputs, inputs = matrices[0].shape
+    panels = np.zeros((len(matrices), -(-outputs // WIDTH), inputs, WIDTH), np.float32)
+    for panel, matrix in zip(panels, matrices, strict=True):
+        whole = outputs // WIDTH
+        panel[:whole] = matrix[: whole * WIDTH].float().numpy().reshape(whole, WIDTH, inputs).transpose(0, 2, 1)
+        if whole < len(panel):
+            panel[whole, :, : outputs - whole * WIDTH] = matrix[whole * WIDTH :].float().numpy().T
+    return panels
+
+
+@cache
+def loading_kernel(head_dim: int, repeat: int) -> Future[Kernel | None]:
+    """The compiled function on its way; None if it cannot be had."""
+    future: Future[Kernel | None] = Future()
+    Thread(target=_load, args=(future, head_dim, repeat), name="branchwise-layers-kernel").start()
+    return future
+
+
+def _load(future: Future[Kernel | None], head_dim: int, repeat: int) -> None:
+    try:
+        from .fused_kernel import kernel
+
+        future.set_result(kernel(head_dim, repeat, cache_folder() / "kernels"))
+    except Exception as error:  # no numba, a numba that does not know this Python, a compiler that fails
+        log.warning("steps of few rows go layer by layer, so slower: %r.", error)
+        future.set_result(None)
