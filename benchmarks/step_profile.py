@@ -40,6 +40,7 @@ def parts(engine: Engine) -> list[tuple[Any, str, str]]:
         (steps._model, "forward", OPERATORS),
         (steps._scheduler.tree, "commit", "tree"),
         (steps._scheduler.tree, "append", "tree"),
+        (steps, "_draw", "sampling"),
         (steps, "_use", "sampling"),
         (request.Request, "take", "detokenising"),
         (loop, "_call", "callbacks"),

@@ -34,7 +34,7 @@ from ..conftest import MakeTiny
 from .trees import place, random_step
 
 CPU = torch.device("cpu")
-NUM_SLOTS, H, K, D = 256, 6, 2, 64
+NUM_SLOTS, H, K, D = 480, 6, 2, 64
 ALWAYS = CostModel(price=0.0, max_levels=3)
 
 
