@@ -14,7 +14,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet install --constraint con
 MODEL := smollm2-135m
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint clean bench bench-quick bench-tree bench-hits
+.PHONY: demo test lint pyright clean bench bench-quick bench-tree bench-hits
 
 # The first run fetches the model (93 to 270 MB) and keeps it in the user's cache.
 demo: $(VENV)/.installed
@@ -31,8 +31,13 @@ lint: $(VENV)/.installed-dev
 	rm -rf build && mkdir build
 	$(PY) -m build --wheel --no-isolation --outdir build/wheel . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	$(PIP) --no-deps --target build/typed/site build/wheel/branchwise-*.whl
-	cp tests/typing/program.py build/typed/
-	cd build/typed && MYPYPATH=site ../../$(VENV)/bin/mypy --config-file ../../pyproject.toml program.py
+	cp tests/typing/*.py build/typed/
+	cd build/typed && MYPYPATH=site ../../$(VENV)/bin/mypy --config-file ../../pyproject.toml program.py programs.py
+
+# The same programs by pyright, which needs Node.js and gets its code from npm at its first run.
+pyright: $(VENV)/.installed-dev
+	$(PY) -m pip --disable-pip-version-check --quiet install pyright==1.1.414
+	$(VENV)/bin/pyright --pythonpath $(PY)
 
 # Sets up the peers first, each in an environment of its own in the user's cache (or $BRANCHWISE_BENCH).
 bench: $(VENV)/.installed

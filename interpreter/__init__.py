@@ -1,5 +1,7 @@
 """Running programs: states, forks and joins, over sessions that a backend opens."""
 
+from .async_branches import AsyncBranches
+from .async_state import AsyncState
 from .branches import Branches
 from .errors import Cancelled, GenerationError, NoBackend, RunError, UnknownVariable
 from .run import Interpreter, function, set_default_backend
@@ -22,6 +24,8 @@ from .state import State
 
 __all__ = [
     "Asked",
+    "AsyncBranches",
+    "AsyncState",
     "Backend",
     "Branches",
     "Cancel",

@@ -7,7 +7,7 @@ answer, works the queue until the next question is out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TypeAlias, assert_never
@@ -46,10 +46,16 @@ class Executor:
     It holds no state: a state that nobody holds any more can be seen to go.
     """
 
-    def __init__(self, session: Session | None = None, keep_alive: object = None) -> None:
+    def __init__(
+        self,
+        session: Session | None = None,
+        keep_alive: object = None,
+        prepare: Callable[[Gen], None] | None = None,
+    ) -> None:
         self._lock = Lock()  # guards all fields; never held while a session, an outcome or another executor is called
         self._session = session  # None: not forked yet, or given back
         self._keep_alive = keep_alive  # what must live until this executor has its session: the parent's state
+        self._prepare = prepare if session is None else session.prepare
         self._queue: deque[Task] = deque()
         self._working = False  # a thread is in `_work`
         self._asked: Ask | None = None  # its answer is awaited
@@ -75,22 +81,27 @@ class Executor:
             if failure is None:
                 self._queue.extend(tasks)
         if failure is None:
+            self._look_ahead(tasks)
             advance(self)
         else:
             _settle(tasks, failure)
 
     def wait(self) -> None:
         """Wait until everything added so far is done; raise the first failure."""
+        self.reach().value()
+
+    def reach(self) -> Outcome:
+        """What is settled once everything added so far is done, or has failed."""
         reached = Reached(Outcome())
         self.add([reached])
-        reached.outcome.value()
+        return reached.outcome
 
     def fork(self, count: int, keep_alive: object) -> list[Executor]:
         """Executors that go on from here, once everything added so far is done.
 
         `keep_alive` lives until then, even if nobody else holds it.
         """
-        children = [Executor(keep_alive=keep_alive) for _ in range(count)]
+        children = [Executor(keep_alive=keep_alive, prepare=self._prepare) for _ in range(count)]
         with self._lock:
             self._children.update(children)
         self.add([Fork(tuple(children))])
@@ -117,6 +128,12 @@ class Executor:
             with executor._lock:
                 family.extend(executor._children)
         return family
+
+    def _look_ahead(self, tasks: Sequence[Task]) -> None:
+        """What has a constraint may wait here for a while: the backend compiles it meanwhile."""
+        for task in tasks:
+            if self._prepare and isinstance(task, Ask) and isinstance(task.op, Gen) and task.op.options.constrained:
+                self._prepare(task.op)
 
     # The queue
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from branchwise import runtime
-from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text, Tools
+from branchwise.lang import Gen, GenOptions, Plan, RoleBegin, RoleEnd, Select, Text, Tools, Trace
 from branchwise.lang.choices import decide
 from branchwise.lang.options import checked_defaults
 from branchwise.lang.regex import normalize
@@ -21,7 +22,9 @@ from branchwise.lang.regex import normalize
 from . import tools
 from .chat import ChatTemplate, Item, Loose, Schemas, Turn, compose
 from .encode import Encoder, TokenStream, protect, unescape
-from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Times, TokenLogprob, Usage
+from .errors import ChatError
+from .plan import make_plan
+from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Times, TokenLogprob, Usage
 
 
 class Engine(runtime.Engine):
@@ -36,11 +39,11 @@ class Engine(runtime.Engine):
             defaults: options of `gen` that hold where neither call, run nor function says otherwise.
             options: see `runtime.Engine`.
         """
-        self.defaults = checked_defaults("Engine(defaults=...)", {} if defaults is None else defaults)
+        self.defaults: GenOptions = checked_defaults("Engine(defaults=...)", {} if defaults is None else defaults)
         super().__init__(model, **options)
         tokenizer = self.tokenizer
-        self.encoder = Encoder(tokenizer)
-        self.template = ChatTemplate(
+        self.encoder: Encoder = Encoder(tokenizer)
+        self.template: ChatTemplate = ChatTemplate(
             tokenizer.chat_template,
             tool_template=tokenizer.tool_template,
             bos_token=tokenizer.bos_token,
@@ -54,6 +57,23 @@ class Engine(runtime.Engine):
     def open_session(self) -> LocalSession:
         """A new, empty conversation."""
         return LocalSession(self, (), TokenStream(), (), plain=False)
+
+    def prepare(self, gen: Gen) -> None:
+        """Begin to compile what constrains `gen`."""
+        with suppress(runtime.EngineClosed):  # said again, and heard, when it is asked for
+            self.compile(generate_params(gen))
+
+    def plan(self, traces: Sequence[Trace]) -> Plan:
+        """What these traces would ask of this model, one after the other, from an empty cache."""
+        return make_plan(self, traces)
+
+    def forced(self, gen: Gen) -> tuple[str, bool]:
+        """What the constraint of `gen` makes it begin with, and whether that is all of it. Waits for the constraint."""
+        return self.forced_text(generate_params(gen))
+
+
+HELD_SHARE = 8
+"""What is held for a batch takes at most one part in so many of the slots."""
 
 
 class LocalSession:
@@ -114,13 +134,12 @@ class LocalSession:
         )
         return self._handle.cancel
 
+    def prepare(self, gen: Gen) -> None:
+        self._engine.prepare(gen)
+
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         prompt = self.prompt()
-        texts = [self._following(choice, plain=True) for choice in select.choices]
-        healed, tokens = self._continuations(prompt, texts, self._plain_bytes() if select.heal else 0)
-        for choice, encoded in zip(select.choices, tokens, strict=True):
-            if not encoded:
-                raise runtime.RequestError(f"the model's vocabulary cannot spell the choice {choice!r}.")
+        texts, healed, tokens = self.choices(select, prompt)
 
         def on_done(scores: list[list[float]] | Exception) -> None:
             guarded(listener, lambda: listener.on_done(self._selected(select, texts, tokens, healed, scores)))
@@ -128,13 +147,24 @@ class LocalSession:
         self._handle = self._engine.start_score(prompt[: len(prompt) - healed], tokens, on_done=on_done)
         return self._handle.cancel
 
-    def fork(self, count: int) -> list[Session]:
+    def fork(self, count: int) -> list[LocalSession]:
         first = self._num_forks
         self._num_forks += count
         return [
             LocalSession(self._engine, self._items, self._stream, (*self._path, number), plain=self._plain)
             for number in range(first, first + count)
         ]
+
+    def hold(self) -> Callable[[], None]:
+        """Keep the tokens of what was written from eviction, if they take no more than an eighth of the slots: a pin
+        takes room from everybody."""
+        try:
+            tokens = self.prompt()
+        except ChatError:  # a template may refuse half a conversation
+            return lambda: None
+        if not tokens or len(tokens) > self._engine.num_slots // HELD_SHARE:
+            return lambda: None
+        return self._engine.start_pin(tokens).release
 
     def close(self) -> None:
         """Stop what is running; what was computed is the cache's."""
@@ -147,6 +177,26 @@ class LocalSession:
         starts_with_turn = bool(self._items) and isinstance(self._items[0], Turn)
         self._stream = self._stream.reach(text, self._engine.encoder, bos=not starts_with_turn)
         return self._stream.tokens
+
+    def choices(self, select: Select, prompt: array[int]) -> tuple[list[str], int, list[array[int]]]:
+        """The escaped texts of the choices, how many tokens at the end of the prompt are decided anew with them, and
+        their tokens, those included.
+
+        Raises:
+            RequestError: the vocabulary has no tokens for one of them.
+        """
+        texts = [self._following(choice, plain=True) for choice in select.choices]
+        healed, tokens = self._continuations(prompt, texts, self._plain_bytes() if select.heal else 0)
+        for choice, encoded in zip(select.choices, tokens, strict=True):
+            if not encoded:
+                raise runtime.RequestError(f"the model's vocabulary cannot spell the choice {choice!r}.")
+        return texts, healed, tokens
+
+    def go_on(self, tokens: Iterable[int], text: str, *, healed: int = 0) -> None:
+        """Go on behind what was generated or chosen: its tokens, which stand for the last `healed` as well, and its
+        escaped text."""
+        self._stream = self._stream.add(tokens, text, healed=healed)
+        self._write(text, plain=True)
 
     def _plain_bytes(self) -> int:
         """How many bytes at the end of the prompt are text of the program's: after its turn's beginning, and after what
@@ -167,8 +217,7 @@ class LocalSession:
         first = results[0]
         assert isinstance(first, runtime.Result)
         kept = self._following(first.text.removesuffix(first.tail) if first.tail else first.text, plain=True)
-        self._stream = self._stream.add(first.tokens[: first.kept], kept, healed=first.healed)
-        self._write(kept, plain=True)
+        self.go_on(first.tokens[: first.kept], kept, healed=first.healed)
         self._write(self._following(first.tail, plain=True), plain=True)
         return replace(samples[0], samples=tuple(samples)) if len(samples) > 1 else samples[0]
 
@@ -199,8 +248,7 @@ class LocalSession:
         if isinstance(scores, Exception):
             raise scores
         index, totals = decide(select.method, scores)
-        self._stream = self._stream.add(tokens[index], texts[index], healed=healed)
-        self._write(texts[index], plain=True)
+        self.go_on(tokens[index], texts[index], healed=healed)
         return Selection(select.choices[index], index, totals)
 
     def _following(self, text: str, *, plain: bool) -> str:

@@ -7,11 +7,11 @@ call of a session blocks: what takes time comes back through a `Stream`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from branchwise.lang import Gen, GenOptions, RoleBegin, RoleEnd, Select, Text, Tools
+from branchwise.lang import Gen, GenOptions, Plan, RoleBegin, RoleEnd, Select, Text, Tools, Trace
 
 Segment: TypeAlias = Text | RoleBegin | RoleEnd | Tools
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -121,7 +121,10 @@ class Session(Protocol):
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         """Start scoring the choices and return at once; the winner's text becomes part of the session."""
 
-    def fork(self, count: int) -> list[Session]:
+    def prepare(self, gen: Gen) -> None:
+        """`gen` will come, here or in a fork: begin what needs no prompt. Any thread, any number of times."""
+
+    def fork(self, count: int) -> Sequence[Session]:
         """`count` sessions that go on from here: O(1) each, nothing sent or computed again."""
 
     def close(self) -> None:
@@ -130,6 +133,17 @@ class Session(Protocol):
         An operation may still be running if the thread that started it was interrupted while it did; it is
         then cancelled.
         """
+
+
+@runtime_checkable
+class Holding(Protocol):
+    """A session whose backend can keep its prefix cached."""
+
+    def append(self, segment: Segment) -> None: ...
+
+    def hold(self) -> Callable[[], None]:
+        """Keep what was appended in the cache, until what is given back is called, also after `close`. Does not block,
+        and is no promise: where there is too little room, nothing is kept."""
 
 
 class Backend(Protocol):
@@ -141,3 +155,11 @@ class Backend(Protocol):
 
     def open_session(self) -> Session:
         """A new, empty conversation."""
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """A backend that knows tokens, and so what programs will cost."""
+
+    def plan(self, traces: Sequence[Trace]) -> Plan:
+        """What these runs would ask of it, one after the other; no text is computed."""

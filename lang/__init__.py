@@ -33,7 +33,9 @@ from .ops import (
     flatten,
 )
 from .options import FALLBACK, GenOptions
+from .plan import Plan, PlanRow
 from .program import Call, Program, Runner, make_program
+from .trace import Ended, Forked, Step, Trace
 
 __all__ = [
     "CHOICES_METHODS",
@@ -43,19 +45,25 @@ __all__ = [
     "ChoicesMethod",
     "Concat",
     "ConstraintError",
+    "Ended",
     "Expr",
+    "Forked",
     "Gen",
     "GenOptions",
     "LangError",
     "Op",
     "OptionError",
+    "Plan",
+    "PlanRow",
     "Program",
     "RoleBegin",
     "RoleEnd",
     "Runner",
     "Select",
+    "Step",
     "Text",
     "Tools",
+    "Trace",
     "Var",
     "assistant",
     "assistant_begin",

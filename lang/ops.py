@@ -140,6 +140,8 @@ def flatten(expr: Expr | str) -> Iterator[Op]:
         case Text() | RoleBegin() | RoleEnd() | Tools() | Var() | Gen() | Select():
             yield expr
         case _:
+            if why := getattr(expr, "why_not_appended", None):
+                raise LangError(why)
             raise LangError(f"cannot append {shown(expr)} to a state. Write text, gen(...), select(...) or a role.")
 
 

@@ -38,6 +38,11 @@ class GenOptions:
     regex: str | None = None
     choices: tuple[str, ...] | None = None
 
+    @property
+    def constrained(self) -> bool:
+        """Whether they say what the text must be."""
+        return self.regex is not None or self.choices is not None
+
     def over(self, defaults: GenOptions) -> GenOptions:
         """These options, with `defaults` where they say nothing."""
         given = {f.name: v for f in dataclasses.fields(self) if (v := getattr(self, f.name)) is not None}

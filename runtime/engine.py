@@ -31,12 +31,13 @@ from .attention.cpu import CpuAttention, is_available
 from .attention.flashinfer import FlashInferAttention
 from .attention.levels import CostModel
 from .attention.reference import ReferenceAttention
-from .config import auto_num_slots, check_memory, engine_config
+from .config import EngineConfig, auto_num_slots, check_memory, engine_config
 from .constrain import Compiler, Constraint
+from .constrain.forced import forced_text
 from .constrain.vocab import Vocab
 from .drawing import as_dot
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
-from .handles import Gather, Handle, Pin, for_sample, settle, wait_for
+from .handles import Gather, Handle, LatePin, Pin, for_sample, settle, wait_for
 from .healing import Healer
 from .kv import KVPool, bytes_per_slot
 from .loop import Ask, StepLoop
@@ -75,16 +76,16 @@ class Engine:
             ModelNotFound, WeightsError: there is no such model, or it cannot be run; nothing was started.
             RequestError: an option has a value it cannot have.
         """
-        self.config = engine_config(**options)
+        self.config: EngineConfig = engine_config(**options)
         device = self.config.torch_device()
         folder = resolve(model)
-        self.name = str(model)
-        self.tokenizer = Tokenizer(folder)
+        self.name: str = str(model)
+        self.tokenizer: Tokenizer = Tokenizer(folder)
         dtype, quantization = self.config.torch_dtype(device), self.config.quantization
         threads = self.config.num_threads(device)
         if threads is not None:
             torch.set_num_threads(threads)  # before there is a thread that computes
-        self.num_threads = torch.get_num_threads()
+        self.num_threads: int = torch.get_num_threads()
         net = load_model(folder, dtype=dtype, device=device, quantization=quantization)
         self.model = net
         self.context_length = self.config.context_length or net.context_length
@@ -231,6 +232,13 @@ class Engine:
         assert node is not None, "the prompt was computed, but not pinned"
         return Pin(self._loop, node, len(tokens))
 
+    def start_pin(self, tokens: array[int]) -> LatePin:
+        """Likewise, at once: what comes back is released whether the prompt is computed by then or not."""
+        late = LatePin(self._loop, len(tokens))
+        params = GenerateParams(max_tokens=1, temperature=0)
+        late.handle = self.start(tokens, params, pin=True, on_done=lambda _, result: late.arrive(result))
+        return late
+
     def hold(self, prompt: str | Sequence[int], *, cache_salt: str | None = None) -> Pin:
         """`pin`, read as `with engine.hold(prompt): ...`."""
         return self.pin(prompt, cache_salt=cache_salt)
@@ -256,7 +264,7 @@ class Engine:
             plain_bytes: how much of the prompt's end is constant text, so that `heal` may change its tokens; None: all.
             on_delta, on_done: called with the number of the sample, on the completion thread; `on_done` once a sample.
         """
-        self._check_prompt(prompt)
+        self.check_prompt(prompt)
         for token in (*params.stop_token_ids, *dict(params.logit_bias)):
             if token >= self.model.vocab_size:
                 raise RequestError(f"the model's vocabulary has {self.model.vocab_size} tokens, and no {token}.")
@@ -319,12 +327,29 @@ class Engine:
                 for i in range(n):
                     self._loop.tell(for_sample(on_done, i), error)
 
-        spec = params.constraint()
-        if spec is None:
+        constraint = self.compile(params)
+        if constraint is None:
             submit(None)
         else:
-            self._compiler.compile(spec).add_done_callback(compiled)
+            constraint.add_done_callback(compiled)
         return handle
+
+    def compile(self, params: GenerateParams) -> Future[Constraint] | None:
+        """The constraint of such a generation, soon; None where there is none. Compiled once, and kept while there is
+        room: asked for ahead of time, it is there when a generation needs it."""
+        spec = params.constraint()
+        return None if spec is None else self._compiler.compile(spec)
+
+    def forced_text(self, params: GenerateParams) -> tuple[str, bool]:
+        """What the constraint of such a generation begins with whatever the model says, and whether that is all of it.
+
+        Waits until the constraint is compiled. Where there is none, nothing is forced.
+        """
+        constraint = self.compile(params)
+        if constraint is None:
+            return "", False
+        said, whole = forced_text(constraint.result().start(), self._compiler.vocab)
+        return said.decode(errors="ignore"), whole  # a character that is forced in part is not forced
 
     def start_score(
         self,
@@ -337,8 +362,8 @@ class Engine:
         """Start scoring continuations, each of at least one token, and return at once; `on_done` is called once."""
         for tokens in continuations:
             assert tokens, "a continuation is empty"
-            self._check_prompt(prompt)
-            self._check_prompt(prompt + tokens[:-1])
+            self.check_prompt(prompt)
+            self.check_prompt(prompt + tokens[:-1])
         handle = Handle(self._loop)
         gather = Gather(len(continuations), on_done)
         handle.submit(
@@ -450,7 +475,8 @@ class Engine:
         if os.getpid() != self._pid:
             raise EngineClosed("this process was forked from the one that made the engine; make one in each process.")
 
-    def _check_prompt(self, prompt: array[int]) -> None:
+    def check_prompt(self, prompt: array[int]) -> None:
+        """Refuse a prompt that cannot be computed, with a `RequestError` or `OutOfSlots` that says why."""
         self._check_process()
         if not prompt:
             raise RequestError("the prompt is empty; write some text first.")
