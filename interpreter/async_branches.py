@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, overload
+
+from branchwise.lang import CallError
 
 from .changes import Awaiting
 from .group import Branching, Group, JoinMode, checked_mode, first_failure
@@ -74,6 +76,13 @@ class AsyncBranches(Group[S]):
                 await self.join()
         finally:
             self.close()
+
+    if not TYPE_CHECKING:  # a checker shall see that it is not there
+
+        def __enter__(self) -> Never:
+            raise CallError("the end of this block waits for the branches. Write async with s.fork(...) as branches:")
+
+        def __exit__(self, *_: object) -> None: ...
 
     async def _first(self) -> S:
         reached = self._reach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Never, TypeVar
 
-from branchwise.lang import GenOptions
+from branchwise.lang import GenOptions, LangError
 
 from .async_branches import AsyncBranches
 from .changes import Awaiting
@@ -47,6 +47,12 @@ class AsyncState(Writer):
         """
         super().__init__(executor, transcript, defaults, on_drop=on_drop, view_of=view_of)
         self._forgotten = forgotten or Forgotten()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set a variable of this state alone; any Python value."""
+        if isinstance(value, Pending):
+            raise LangError(value.why_not_appended)
+        super().__setitem__(name, value)
 
     # Branching
 

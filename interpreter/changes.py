@@ -10,7 +10,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Condition, Lock
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
+
+from branchwise.lang import CallError
 
 T = TypeVar("T")
 
@@ -104,3 +106,8 @@ class Awaiting(Generic[T]):
                 return step
             await step
         raise StopAsyncIteration
+
+    if not TYPE_CHECKING:  # a checker shall see that it is not there
+
+        def __iter__(self) -> Never:
+            raise CallError("these pieces are awaited. Write async for, or text_iter(...) where a thread may wait.")

@@ -65,6 +65,8 @@ class _OwnLoop(Generic[T]):
         try:
             return asyncio.run(self._run())
         except asyncio.CancelledError:
+            if not self._stopped:
+                raise  # the program's own
             raise Cancelled("the batch around this run was interrupted") from None
 
     def run_elsewhere(self) -> T:
@@ -132,6 +134,7 @@ class StreamLoop:
         self._lock = Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: Thread | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, streamed: Streamed) -> State:
         """Let it run there, and give back the state of its reader.
@@ -145,8 +148,13 @@ class StreamLoop:
             return state
         loop, thread = self._running_loop()
         state = streamed.state(thread)
-        asyncio.run_coroutine_threadsafe(streamed.run_on_loop(), loop)
+        loop.call_soon_threadsafe(self._begin_task, loop, streamed)
         return state
+
+    def _begin_task(self, loop: asyncio.AbstractEventLoop, streamed: Streamed) -> None:
+        task = loop.create_task(streamed.run_on_loop())
+        self._tasks.add(task)  # the loop itself does not hold it
+        task.add_done_callback(self._tasks.discard)
 
     def _running_loop(self) -> tuple[asyncio.AbstractEventLoop, Thread]:
         with self._lock:

@@ -195,3 +195,25 @@ def test_several_engines_serve_one_program(two_engines: tuple[Engine, Engine]) -
     finally:
         set_default_backend(None)
     assert (one.stats.requests, two.stats.requests) == (2, 1)
+
+
+@pytest.mark.parametrize("way", ["first", "join", "close"])
+def test_branches_that_lost_free_their_slots(way: str, engine: Engine) -> None:
+    def write(s: State) -> str:
+        s += "Go: "
+        branches = s.fork(4)
+        branches += lambda i: f"{i}" + gen("x", max_tokens=3 if i == 2 else 3000, ignore_eos=True)
+        if way == "first":
+            assert branches.first() is branches[2]
+        elif way == "join":
+            branches.join("first")
+        else:
+            assert branches[2]["x"]
+            branches.close()
+        until = time.monotonic() + 10
+        while engine.stats.running or engine.stats.protected_slots:
+            assert time.monotonic() < until, "the losers still run"
+            time.sleep(0.01)
+        return branches[2]["x"]  # type: ignore[no-any-return]
+
+    assert run(engine, write).ret_value

@@ -262,6 +262,7 @@ MISSING = " is used without await. Write (await "
         (lambda s: s.__iadd__(s["a"]), f's["a"]{MISSING}s["a"]).'),
         (lambda s: s.__iadd__("x" + s["a"]), f's["a"]{MISSING}s["a"]).'),
         (lambda s: s.__iadd__(gen("b") + s["a"]), f's["a"]{MISSING}s["a"]).'),
+        (lambda s: s.__setitem__("b", s["a"]), f's["a"]{MISSING}s["a"]).'),
         (lambda s: s["a"].strip(), f's["a"]{MISSING}s["a"]).strip'),
     ],
 )
@@ -339,6 +340,23 @@ def test_an_attribute_of_the_other_state_is_refused_with_the_way_to_write_it(scr
 
     assert message_of(write, scripted({}), AttributeError) == (
         "the state of an async program has no attribute 'text_iter'. Write async for piece in s.text_async_iter(...)."
+    )
+
+
+def test_blocks_and_loops_that_wait_say_that_they_are_async(scripted: Make) -> None:
+    async def block(s: AsyncState) -> None:
+        with s.fork(2):  # type: ignore[attr-defined]
+            pass
+
+    async def loop(s: AsyncState) -> None:
+        for _ in s.text_async_iter():  # type: ignore[attr-defined]
+            pass
+
+    assert message_of(block, scripted({}), CallError) == (
+        "the end of this block waits for the branches. Write async with s.fork(...) as branches:"
+    )
+    assert message_of(loop, scripted({}), CallError) == (
+        "these pieces are awaited. Write async for, or text_iter(...) where a thread may wait."
     )
 
 
