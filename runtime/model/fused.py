@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from threading import Thread
 from typing import Any
 
@@ -54,6 +53,15 @@ def fits(has: Traits, dtype: torch.dtype, device: torch.device) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The compiled function, and the matrices as it takes them."""
+
+    kernel: Kernel
+    num_counters: Callable[[int, int], int]
+    panels: tuple[Any, ...]  # qkv, out, gate, up, down, head
+
+
 class FusedLayers:
     """The layers and the head of one model. For one thread at a time."""
 
@@ -66,26 +74,20 @@ class FusedLayers:
         head: Tensor,
     ) -> None:
         self._has = has
-        self._loading = loading_kernel(has.head_dim, has.num_heads // has.num_kv)
         self._norms = tuple(torch.stack([pair[i] for pair in norms]).numpy() for i in range(2))
         self._final_norm = final_norm.numpy()
         self._vocab_size = len(head)
-        gates = [layer.gate_up[: has.inner] for layer in matrices]
-        ups = [layer.gate_up[has.inner :] for layer in matrices]
-        self._panels = tuple(
-            _panels(each)
-            for each in ([m.qkv for m in matrices], [m.out for m in matrices], gates, ups, [m.down for m in matrices])
-        )
-        self._head = _panels([head])[0]
         self._turns = np.array([kind is not None for kind in has.ropes], np.int8)
         self._helpers: ThreadPoolExecutor | None = None
         self._buffers: dict[str, Tensor] = {}
+        self.loading: Future[Compiled | None] = Future()
+        Thread(target=_load, args=(self.loading, has, matrices, head), name="branchwise-layers").start()
 
     def can(self, step: StepInput) -> bool:
         """Whether this step is one for the compiled function, and it is loaded."""
         few = len(step.tokens) <= MOST_ROWS and 0 < len(step.logit_rows) <= MOST_ROWS
         planned = isinstance(step.attention, CpuAttention) and step.pool.stacked is not None
-        return few and planned and self._loading.done() and self._loading.result() is not None
+        return few and planned and self.loading.done() and self.loading.result() is not None
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, step: StepInput) -> Tensor:
         """Logits [L, V] of the step's wanted rows.
@@ -95,10 +97,8 @@ class FusedLayers:
             angles: cosine and sine, [T, 1, D / 2] each.
         """
         has, spec, rows = self._has, self._has.specs[0], len(x)
-        kernel, stacked = self._loading.result(), step.pool.stacked
-        assert kernel is not None and stacked is not None and isinstance(step.attention, CpuAttention)
-        from .fused_kernel import num_counters
-
+        compiled, stacked = self.loading.result(), step.pool.stacked
+        assert compiled is not None and stacked is not None and isinstance(step.attention, CpuAttention)
         units = step.attention.units(spec)
         cos, sin = (part.view(rows, -1).numpy() for part in angles or (x[:, : has.head_dim // 2],) * 2)
         logits = torch.empty(len(step.logit_rows), self._vocab_size)
@@ -109,8 +109,8 @@ class FusedLayers:
         buffers = {name: self._buffer(name, size).numpy() for name, size in sizes.items()}
         buffers["queries"] = buffers["queries"].reshape(-1, has.num_heads, has.head_dim)
         arguments = (
-            np.zeros(num_counters(has.num_layers, len(units.stages) - 1), np.int32),
-            x.numpy(), *buffers.values(), *self._norms, self._final_norm, *self._panels, self._head,
+            np.zeros(compiled.num_counters(has.num_layers, len(units.stages) - 1), np.int32),
+            x.numpy(), *buffers.values(), *self._norms, self._final_norm, *compiled.panels,
             np.ascontiguousarray(cos), np.ascontiguousarray(sin), self._turns, step.write_slots.numpy(),
             *(pool.numpy() for pool in stacked), units.units, units.stages, units.slots,
             self._buffer("lse", has.num_heads).numpy(), spec.window or 0, np.float32(spec.scale),
@@ -121,8 +121,8 @@ class FusedLayers:
             if self._helpers is None:
                 self._helpers = ThreadPoolExecutor(threads - 1, "branchwise-layers")
             for _ in range(threads - 1):
-                self._helpers.submit(kernel, *arguments)
-        kernel(*arguments)
+                self._helpers.submit(compiled.kernel, *arguments)
+        compiled.kernel(*arguments)
         return logits
 
     def _buffer(self, name: str, size: int) -> Tensor:
@@ -131,33 +131,41 @@ class FusedLayers:
         return self._buffers[name]
 
 
-def _panels(matrices: Sequence[Tensor]) -> Any:
-    """Matrices [outputs, inputs] as [matrices, panels, inputs, WIDTH], the last panel filled up with zeros."""
-    from .fused_kernel import WIDTH
-
-    outputs, inputs = matrices[0].shape
-    panels = np.zeros((len(matrices), -(-outputs // WIDTH), inputs, WIDTH), np.float32)
-    for panel, matrix in zip(panels, matrices, strict=True):
-        whole = outputs // WIDTH
-        panel[:whole] = matrix[: whole * WIDTH].float().numpy().reshape(whole, WIDTH, inputs).transpose(0, 2, 1)
-        if whole < len(panel):
-            panel[whole, :, : outputs - whole * WIDTH] = matrix[whole * WIDTH :].float().numpy().T
-    return panels
-
-
-@cache
-def loading_kernel(head_dim: int, repeat: int) -> Future[Kernel | None]:
-    """The compiled function on its way; None if it cannot be had."""
-    future: Future[Kernel | None] = Future()
-    Thread(target=_load, args=(future, head_dim, repeat), name="branchwise-layers-kernel").start()
-    return future
-
-
-def _load(future: Future[Kernel | None], head_dim: int, repeat: int) -> None:
+def _load(
+    future: Future[Compiled | None], has: Traits, matrices: Sequence[LayerMatrices], head: Tensor
+) -> None:
+    """In a thread of its own: numba and its compiler take their time."""
     try:
-        from .fused_kernel import kernel
+        from .fused_kernel import WIDTH, kernel, num_counters
 
-        future.set_result(kernel(head_dim, repeat, cache_folder() / "kernels"))
+        compiled = kernel(has.head_dim, has.num_heads // has.num_kv, cache_folder() / "kernels")
+        kinds = (
+            [layer.qkv for layer in matrices],
+            [layer.out for layer in matrices],
+            [layer.gate_up[: has.inner] for layer in matrices],
+            [layer.gate_up[has.inner :] for layer in matrices],
+            [layer.down for layer in matrices],
+        )
+        found = (*(panels(kind, WIDTH) for kind in kinds), panels([head], WIDTH)[0])
+        future.set_result(Compiled(compiled, num_counters, found))
     except Exception as error:  # no numba, a numba that does not know this Python, a compiler that fails
-        log.warning("steps of few rows go layer by layer, so slower: %r.", error)
+        if not _said:
+            log.warning("steps of few rows go layer by layer, so slower: %r.", error)
+            _said.append(True)
         future.set_result(None)
+
+
+_said: list[bool] = []  # so that it is said once
+
+
+def panels(matrices: Sequence[Tensor], width: int) -> Any:
+    """Matrices [outputs, inputs] as [matrices, panels, inputs, width], the last panel filled up with zeros."""
+    outputs, inputs = matrices[0].shape
+    found = np.zeros((len(matrices), -(-outputs // width), inputs, width), np.float32)
+    whole = outputs // width
+    for panel, matrix in zip(found, matrices, strict=True):
+        numbers = matrix.float().numpy()
+        panel[:whole] = numbers[: whole * width].reshape(whole, width, inputs).transpose(0, 2, 1)
+        if whole < len(panel):
+            panel[whole, :, : outputs - whole * width] = numbers[whole * width :].T
+    return found

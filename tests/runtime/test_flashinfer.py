@@ -95,7 +95,7 @@ def test_a_shared_prefix_is_read_once(page_size: int) -> None:
         tree.append(node, array("i", range(500 + 10 * i, 510 + 10 * i)))
     layout = build_layout(tree.fresh_nodes(), [])
     read: list[int] = []
-    for cost in (ALWAYS, CostModel(least_saved=10_000)):
+    for cost in (ALWAYS, CostModel(least_saved=20_000)):
         library = Library()
         attention = backend(library)
         attention.plan(attn_batch(layout, NUM_SLOTS, CPU, page_size, cost), [AttnSpec(H, K, D, D**-0.5)])

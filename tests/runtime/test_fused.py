@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from branchwise.runtime import Engine, Result
-from branchwise.runtime.model import fused
-from branchwise.runtime.model.fused import FusedLayers, loading_kernel
+from branchwise.runtime.model import fused, fused_kernel
+from branchwise.runtime.model.fused import FusedLayers, panels
 
 from ..conftest import MakeTiny
 from ..golden.test_cache_never_changes_answers import prompts
@@ -34,7 +34,7 @@ def answers(folder: Path, **options: Any) -> list[Result]:
     with Engine(folder, num_slots=2048, **options) as engine:
         layers = engine.model._fused  # type: ignore[attr-defined]  # a part of Llama models
         if layers is not None:
-            loading_kernel(layers._has.head_dim, layers._has.num_heads // layers._has.num_kv).result()
+            assert layers.loading.result() is not None
         found: list[Result] = []
         for prompt in prompts(5):
             found += engine.generate(prompt, n=3, seed=1, max_tokens=10, top_logprobs=2, logprob_start=0)
@@ -86,13 +86,29 @@ def test_it_is_for_float32_alone(tiny_model: Path, options: dict[str, Any], monk
 
 
 def test_panels_hold_the_matrix() -> None:
-    from branchwise.runtime.model.fused_kernel import WIDTH
-
-    for outputs in (1, WIDTH, WIDTH + 1, 3 * WIDTH - 1):
+    for outputs in (1, 48, 49, 143):
         matrices = [torch.randn(outputs, 5) for _ in range(2)]
-        panels = fused._panels(matrices)
-        assert panels.shape == (2, -(-outputs // WIDTH), 5, WIDTH)
-        for panel, matrix in zip(panels, matrices, strict=True):
+        found = panels(matrices, 48)
+        assert found.shape == (2, -(-outputs // 48), 5, 48)
+        for panel, matrix in zip(found, matrices, strict=True):
             rows = torch.from_numpy(panel).transpose(1, 2).reshape(-1, 5)
             assert torch.equal(rows[:outputs], matrix)
             assert not rows[outputs:].any()
+
+
+def test_without_a_compiler_the_layers_do_it(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise ImportError("no numba")
+
+    expected = answers(tiny_model)
+    monkeypatch.setattr(fused_kernel, "kernel", fails)
+    monkeypatch.setattr(fused, "_said", [])
+    for _ in range(2):
+        with Engine(tiny_model, num_slots=2048) as engine:
+            layers = engine.model._fused  # type: ignore[attr-defined]  # a part of Llama models
+            assert layers.loading.result() is None
+            result = engine.generate(prompts(5)[0], n=3, seed=1, max_tokens=10, top_logprobs=2, logprob_start=0)
+            assert [one.tokens for one in result] == [one.tokens for one in expected[:3]]
+    assert caplog.text.count("layer by layer, so slower: ImportError('no numba')") == 1
