@@ -50,10 +50,6 @@ class Engine(runtime.Engine):
             eos_token=tokenizer.eos_token,
         )
 
-    def spell(self, token: int) -> str:
-        """The text of one token; U+FFFD where it begins or ends inside a character."""
-        return self.tokenizer.decode([token])
-
     def open_session(self) -> LocalSession:
         """A new, empty conversation."""
         return LocalSession(self, (), TokenStream(), (), plain=False)
@@ -213,7 +209,7 @@ class LocalSession:
         for result in results:
             if isinstance(result, Exception):
                 raise result
-            samples.append(completion(result, self._engine.spell))
+            samples.append(completion(result, lambda token: self._engine.tokenizer.decode([token])))
         first = results[0]
         assert isinstance(first, runtime.Result)
         kept = self._following(first.text.removesuffix(first.tail) if first.tail else first.text, plain=True)

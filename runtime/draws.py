@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from threading import Thread
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .errors import ConstraintError, EngineError
+from .helping import help_with
 from .models import cache_folder
 from .request import Request
 from .sampling import noise_key, sample
@@ -48,7 +49,6 @@ class Drawer:
     def __init__(self, eos_ids: frozenset[int]) -> None:
         loading_kernel()
         self._eos_ids = eos_ids
-        self._helpers: ThreadPoolExecutor | None = None
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int | Exception]:
         """A token for each, or why there is none.
@@ -120,12 +120,7 @@ class Drawer:
             np.zeros(1, np.int32),
             out,
         )
-        helped: list[Future[None]] = []
-        threads = torch.get_num_threads()
-        if len(rows) > 1 and threads > 1:
-            if self._helpers is None:
-                self._helpers = ThreadPoolExecutor(threads - 1, "branchwise-draws")
-            helped = [self._helpers.submit(kernel, *arguments) for _ in range(min(len(rows), threads) - 1)]
+        helped = help_with(kernel, arguments, len(rows) - 1)
         kernel(*arguments)
         for future in helped:
             if not future.cancel():

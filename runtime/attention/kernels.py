@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
 from threading import Thread
 
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..helping import help_with
 from ..models import cache_folder
 from . import AttnSpec
 from .units import Units
@@ -65,10 +66,9 @@ def _compiled(head_dim: int, repeat: int, dtype: torch.dtype) -> Kernel:
 
 
 class Helpers:
-    """The threads that share a kernel's work with its caller; they are started when there is enough of it."""
+    """Calls a kernel, with the help of other threads where there is enough to do."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
         self._kept: tuple[Tensor, Tensor] | None = None
         self._last: list[Future[None]] = []
 
@@ -83,11 +83,8 @@ class Helpers:
             units.units, units.stages, counters, units.slots, spec.window or 0,
             *map(_array, (q, k_pool, v_pool, out, lse)), np.float32(spec.scale), np.float32(spec.softcap or 0),
         )  # fmt: skip
-        helpers = min(torch.get_num_threads(), units.work * spec.head_dim // SHARE) - 1
-        if helpers > 0 and all(future.done() for future in self._last):
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(torch.get_num_threads(), "branchwise-attention")
-            self._last = [self._pool.submit(kernel, *arguments) for _ in range(helpers)]
+        if all(future.done() for future in self._last):
+            self._last = help_with(kernel, arguments, units.work * spec.head_dim // SHARE - 1)
         kernel(*arguments)
         return out, lse
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..attention.cpu import CpuAttention
+from ..helping import help_with
 from ..models import cache_folder
 from . import StepInput
 from .family import Traits
@@ -28,6 +29,9 @@ Kernel = Callable[..., None]
 
 MOST_ROWS = 64
 """Steps of more rows go layer by layer: oneDNN's products are faster then."""
+
+MOST_LATE = 16
+"""Calls for help that nobody has heard yet, while threads of the process's own keep the interpreter's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,8 @@ class FusedLayers:
         self._final_norm = final_norm.numpy()
         self._vocab_size = len(head)
         self._turns = np.array([kind is not None for kind in has.ropes], np.int8)
-        self._helpers: ThreadPoolExecutor | None = None
         self._buffers: dict[str, Tensor] = {}
+        self._helped: list[Future[None]] = []
         self.loading: Future[Compiled | None] = Future()
         Thread(target=_load, args=(self.loading, has, matrices, head), name="branchwise-layers").start()
 
@@ -116,12 +120,9 @@ class FusedLayers:
             self._buffer("lse", has.num_heads).numpy(), spec.window or 0, np.float32(spec.scale),
             np.float32(spec.softcap or 0), np.float32(has.eps), step.logit_rows.numpy(), logits.numpy(),
         )  # fmt: skip
-        threads = torch.get_num_threads()
-        if threads > 1:
-            if self._helpers is None:
-                self._helpers = ThreadPoolExecutor(threads - 1, "branchwise-layers")
-            for _ in range(threads - 1):
-                self._helpers.submit(compiled.kernel, *arguments)
+        self._helped = [help for help in self._helped if not help.done()]
+        if len(self._helped) < MOST_LATE:
+            self._helped += help_with(compiled.kernel, arguments, torch.get_num_threads())
         compiled.kernel(*arguments)
         return logits
 

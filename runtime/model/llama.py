@@ -71,27 +71,26 @@ class LlamaModel:
         storage = Storage(dtype, device, quantization, num_weights * dtype.itemsize <= MOST_COPIED, packed_rows)
         weights = Weights(folder, dtype, device)
         # As transformers has it: a head in the file counts, even where the configuration says that it is tied.
-        untied = not config.tie_word_embeddings or "lm_head.weight" in weights
-        if not untied:
-            embedding = weights.stacked("model.", {"embed_tokens": self.vocab_size}, has.hidden)
-            self._embedding, self._head = storage.tied(embedding)
+        if config.tie_word_embeddings and "lm_head.weight" not in weights:
+            head = weights.stacked("model.", {"embed_tokens": self.vocab_size}, has.hidden)
+            self._embedding, self._head = storage.tied(head)
         else:
             self._embedding = weights.get("model.embed_tokens.weight", self.vocab_size, has.hidden)
-            self._head = storage.head(weights.stacked("", {"lm_head": self.vocab_size}, has.hidden))
+            head = weights.stacked("", {"lm_head": self.vocab_size}, has.hidden)
+            self._head = storage.head(head)
         self._embedding_scale = float(torch.tensor(has.embedding_scale, dtype=dtype))
         fuses = quantization is None and storage.copies and fused.fits(has, dtype, device)
         self._matrices: list[LayerMatrices] | None = [] if fuses else None
         self._layers = [self._layer(weights, storage, f"model.layers.{i}.") for i in range(has.num_layers)]
         self._norm = weights.get("model.norm.weight", has.hidden) + has.norm_offset
-        self._fused: FusedLayers | None = None
-        if self._matrices:
-            norms = [(layer.attn_norm, layer.mlp_norm) for layer in self._layers]
-            head = weights.get("lm_head.weight", config.vocab_size, has.hidden) if untied else self._embedding
-            self._fused = FusedLayers(has, self._matrices, norms, self._norm, head)
-        self._matrices = None
         kinds = dict.fromkeys(kind for kind in has.ropes if kind is not None)
         self._ropes = {kind: rope(config, kind, has.head_dim, device) for kind in kinds}
         weights.check()
+        self._fused: FusedLayers | None = None
+        if self._matrices:
+            norms = [(layer.attn_norm, layer.mlp_norm) for layer in self._layers]
+            self._fused = FusedLayers(has, self._matrices, norms, self._norm, head)
+        self._matrices = None
         rows_for(dtype, device)
 
     @torch.inference_mode()

@@ -205,7 +205,8 @@ def test_what_names_no_model_is_refused_with_what_does(given: Any) -> None:
     with pytest.raises(ModelNotFound) as caught:
         models.resolve(given)
     assert str(caught.value) == (
-        f"a model is a known name (smollm2-135m), a folder, or a hub repository as 'org/name', got {given!r}."
+        "a model is a known name (smollm2-135m), a folder, a GGUF file, or a hub repository as 'org/name', "
+        f"got {given!r}."
     )
 
 
