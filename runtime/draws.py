@@ -6,25 +6,21 @@ it has a constraint or penalties, is copied first: others may share it.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
-from threading import Thread
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .compiling import help_with, loading
 from .errors import ConstraintError, EngineError
-from .helping import help_with
 from .models import cache_folder
 from .request import Request
 from .sampling import noise_key, sample
-
-log = logging.getLogger(__name__)
 
 Kernel = Callable[..., None]
 
@@ -175,23 +171,17 @@ def kernel_for(logits: Tensor) -> Kernel | None:
     """The compiled code for these logits, or None: there is none, or it is not loaded yet; the first call begins."""
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return None
-    loading = loading_kernel()
-    return loading.result() if loading.done() else None
+    kernel = loading_kernel()
+    return kernel.result() if kernel.done() else None
 
 
 @cache
 def loading_kernel() -> Future[Kernel | None]:
     """The compiled code on its way: None if it cannot be had."""
-    future: Future[Kernel | None] = Future()
-    Thread(target=_load, args=(future,), name="branchwise-draw-kernel").start()
-    return future
+    return loading(_compiled, "branchwise-draws-kernel")
 
 
-def _load(future: Future[Kernel | None]) -> None:
-    try:
-        from .draw_kernel import kernel
+def _compiled() -> Kernel:
+    from .draw_kernel import kernel
 
-        future.set_result(kernel(cache_folder() / "kernels"))
-    except Exception as error:  # no numba, a numba that does not know this Python, a compiler that fails
-        log.warning("tokens are drawn without compiled code, so slower: %r. With numba it is faster.", error)
-        future.set_result(None)
+    return kernel(cache_folder() / "kernels")

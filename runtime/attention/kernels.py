@@ -1,32 +1,22 @@
-"""The compiled kernels of this process: loaded in the background, run by several threads.
-
-numba and its compiler are loaded with the first kernel, beside what the caller does meanwhile. A kernel that is on disk
-is there in half a second; one that is not takes some seconds, once on a machine.
-"""
+"""The compiled attention kernels of this process, one for each kind of layer."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
-from threading import Thread
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..helping import help_with
+from ..compiling import help_with, loading
 from ..models import cache_folder
 from . import AttnSpec
 from .units import Units
 
-log = logging.getLogger(__name__)
-
 Kernel = Callable[..., None]
-
-_said: list[bool] = []  # a machine without numba is told so once
 
 SHARE = 300_000
 """Query-key pairs times the size of a head that are worth waking another thread for: about 0.05 ms of work."""
@@ -34,29 +24,18 @@ SHARE = 300_000
 
 def kernel_for(spec: AttnSpec, dtype: torch.dtype) -> Kernel | None:
     """The kernel for a kind of layer, or None: there is none for it, or it is not loaded yet; the first call begins."""
-    loading = loading_of(spec.head_dim, spec.num_q_heads // spec.num_kv_heads, dtype)
-    return loading.result() if loading.done() else None
+    kernel = loading_of(spec.head_dim, spec.num_q_heads // spec.num_kv_heads, dtype)
+    return kernel.result() if kernel.done() else None
 
 
 @cache
 def loading_of(head_dim: int, repeat: int, dtype: torch.dtype) -> Future[Kernel | None]:
     """One kernel on its way: None if there is no numba, or the kernel does not know such heads."""
-    future: Future[Kernel | None] = Future()
     if head_dim % 4 or dtype not in (torch.float32, torch.bfloat16):
-        future.set_result(None)
-    else:
-        Thread(target=_load, args=(future, head_dim, repeat, dtype), name="branchwise-kernel").start()
-    return future
-
-
-def _load(future: Future[Kernel | None], head_dim: int, repeat: int, dtype: torch.dtype) -> None:
-    try:
-        future.set_result(_compiled(head_dim, repeat, dtype))
-    except Exception as error:  # no numba, a numba that does not know this Python, a compiler that fails
-        if not _said:
-            log.warning("attention runs without its compiled kernel, so slower: %r. With numba it is faster.", error)
-            _said.append(True)
-        future.set_result(None)
+        none: Future[Kernel | None] = Future()
+        none.set_result(None)
+        return none
+    return loading(lambda: _compiled(head_dim, repeat, dtype), "branchwise-kernel")
 
 
 def _compiled(head_dim: int, repeat: int, dtype: torch.dtype) -> Kernel:
@@ -65,7 +44,7 @@ def _compiled(head_dim: int, repeat: int, dtype: torch.dtype) -> Kernel:
     return kernel(head_dim, repeat, dtype == torch.bfloat16, cache_folder() / "kernels")
 
 
-class Helpers:
+class Caller:
     """Calls a kernel, with the help of other threads where there is enough to do."""
 
     def __init__(self) -> None:

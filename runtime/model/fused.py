@@ -5,11 +5,9 @@ It has its own copy of the matrices, in panels; so a model whose matrices are la
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -18,12 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..attention.cpu import CpuAttention
-from ..helping import help_with
+from ..compiling import help_with, loading
 from ..models import cache_folder
 from . import StepInput
 from .family import Traits
-
-log = logging.getLogger(__name__)
 
 Kernel = Callable[..., None]
 
@@ -84,8 +80,7 @@ class FusedLayers:
         self._turns = np.array([kind is not None for kind in has.ropes], np.int8)
         self._buffers: dict[str, Tensor] = {}
         self._helped: list[Future[None]] = []
-        self.loading: Future[Compiled | None] = Future()
-        Thread(target=_load, args=(self.loading, has, matrices, head), name="branchwise-layers").start()
+        self.loading = loading(lambda: _compiled(has, matrices, head), "branchwise-layers-kernel")
 
     def can(self, step: StepInput) -> bool:
         """Whether this step is one for the compiled function, and it is loaded."""
@@ -132,31 +127,19 @@ class FusedLayers:
         return self._buffers[name]
 
 
-def _load(
-    future: Future[Compiled | None], has: Traits, matrices: Sequence[LayerMatrices], head: Tensor
-) -> None:
-    """In a thread of its own: numba and its compiler take their time."""
-    try:
-        from .fused_kernel import WIDTH, kernel, num_counters
+def _compiled(has: Traits, matrices: Sequence[LayerMatrices], head: Tensor) -> Compiled:
+    from .fused_kernel import WIDTH, kernel, num_counters
 
-        compiled = kernel(has.head_dim, has.num_heads // has.num_kv, cache_folder() / "kernels")
-        kinds = (
-            [layer.qkv for layer in matrices],
-            [layer.out for layer in matrices],
-            [layer.gate_up[: has.inner] for layer in matrices],
-            [layer.gate_up[has.inner :] for layer in matrices],
-            [layer.down for layer in matrices],
-        )
-        found = (*(panels(kind, WIDTH) for kind in kinds), panels([head], WIDTH)[0])
-        future.set_result(Compiled(compiled, num_counters, found))
-    except Exception as error:  # no numba, a numba that does not know this Python, a compiler that fails
-        if not _said:
-            log.warning("steps of few rows go layer by layer, so slower: %r.", error)
-            _said.append(True)
-        future.set_result(None)
-
-
-_said: list[bool] = []  # so that it is said once
+    compiled = kernel(has.head_dim, has.num_heads // has.num_kv, cache_folder() / "kernels")
+    kinds = (
+        [layer.qkv for layer in matrices],
+        [layer.out for layer in matrices],
+        [layer.gate_up[: has.inner] for layer in matrices],
+        [layer.gate_up[has.inner :] for layer in matrices],
+        [layer.down for layer in matrices],
+    )
+    found = (*(panels(kind, WIDTH) for kind in kinds), panels([head], WIDTH)[0])
+    return Compiled(compiled, num_counters, found)
 
 
 def panels(matrices: Sequence[Tensor], width: int) -> Any:

@@ -9,11 +9,9 @@ T rows, H query heads, K key heads, D head size.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
-from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,11 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..compiling import loading
 from ..kv import KVPool
 from ..models import cache_folder
 from .rope import rotate
-
-log = logging.getLogger(__name__)
 
 Angles = tuple[Tensor, Tensor]
 """Cosine and sine of the rows' positions, [T, 1, D / 2]."""
@@ -128,27 +125,21 @@ def rows_for(dtype: torch.dtype, device: torch.device) -> Rows:
     """The fastest there is by now, for one step; the first call begins to load what is compiled."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return _TORCH
-    loading = loading_kernels(dtype == torch.bfloat16)
-    kernels = loading.result() if loading.done() else None
+    coming = loading_kernels(dtype == torch.bfloat16)
+    kernels = coming.result() if coming.done() else None
     return _TORCH if kernels is None else CompiledRows(kernels)
 
 
 @cache
 def loading_kernels(half: bool) -> Future[tuple[Callable[..., None], ...] | None]:
     """Compiled code on its way; None if it cannot be had."""
-    future: Future[tuple[Callable[..., None], ...] | None] = Future()
-    Thread(target=_load, args=(future, half), name="branchwise-rows").start()
-    return future
+    return loading(lambda: _compiled(half), "branchwise-rows-kernel")
 
 
-def _load(future: Future[tuple[Callable[..., None], ...] | None], half: bool) -> None:
-    try:
-        from .rowwise import kernels
+def _compiled(half: bool) -> tuple[Callable[..., None], ...]:
+    from .rowwise import kernels
 
-        future.set_result(kernels(half, cache_folder() / "kernels"))
-    except Exception as error:  # no numba, a numba that does not know this Python, a compiler that fails
-        log.warning("norms and positions run without compiled code, so slower: %r.", error)
-        future.set_result(None)
+    return kernels(half, cache_folder() / "kernels")
 
 
 _TORCH = TorchRows()

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from branchwise.runtime import compiling
 from branchwise.runtime.attention import AttnBatch, AttnSpec, attn_batch, kernels
 from branchwise.runtime.attention.cpu import CpuAttention
 from branchwise.runtime.attention.levels import CostModel
@@ -178,12 +179,12 @@ def test_without_numba_torch_does_it_and_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "branchwise.runtime.attention.ragged", None)
-    monkeypatch.setattr(kernels, "_said", [])
+    monkeypatch.setattr(compiling, "_said", [])
     with caplog.at_level(logging.WARNING):
         for head_dim in (20, 24):
             assert kernels.loading_of(head_dim, 2, torch.float32).result(timeout=60) is None
     assert len(caplog.records) == 1
-    assert "without its compiled kernel" in caplog.text
+    assert "there is no compiled code" in caplog.text
     batch, spec = attn_batch(forest(8, 64, 20), 1024, CPU, cost=CostModel()), AttnSpec(4, 2, 20, 0.25)
     q, k, v = torch.randn(8, 4, 20), torch.randn(1025, 2, 20), torch.randn(1025, 2, 20)
     attention, reference = CpuAttention(), ReferenceAttention()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from branchwise.runtime import Engine, Result
+from branchwise.runtime import Engine, Result, compiling
 from branchwise.runtime.model import fused, fused_kernel
 from branchwise.runtime.model.fused import FusedLayers, panels
 
@@ -104,11 +104,11 @@ def test_without_a_compiler_the_layers_do_it(
 
     expected = answers(tiny_model)
     monkeypatch.setattr(fused_kernel, "kernel", fails)
-    monkeypatch.setattr(fused, "_said", [])
+    monkeypatch.setattr(compiling, "_said", [])
     for _ in range(2):
         with Engine(tiny_model, num_slots=2048) as engine:
             layers = engine.model._fused  # type: ignore[attr-defined]  # a part of Llama models
             assert layers.loading.result() is None
             result = engine.generate(prompts(5)[0], n=3, seed=1, max_tokens=10, top_logprobs=2, logprob_start=0)
             assert [one.tokens for one in result] == [one.tokens for one in expected[:3]]
-    assert caplog.text.count("layer by layer, so slower: ImportError('no numba')") == 1
+    assert caplog.text.count("no compiled code, so all is slower: ImportError('no numba')") == 1
