@@ -3,7 +3,7 @@
 from .async_branches import AsyncBranches
 from .async_state import AsyncState
 from .branches import Branches
-from .errors import Cancelled, GenerationError, NoBackend, RunError, UnknownVariable
+from .errors import Cancelled, GenerationError, InvalidText, NoBackend, RunError, TruncatedText, UnknownVariable
 from .run import Interpreter, function, set_default_backend
 from .scripted import Asked, Scripted
 from .session import (
@@ -35,6 +35,7 @@ __all__ = [
     "FinishReason",
     "GenerationError",
     "Interpreter",
+    "InvalidText",
     "Listener",
     "NoBackend",
     "RunError",
@@ -45,6 +46,7 @@ __all__ = [
     "State",
     "Times",
     "TokenLogprob",
+    "TruncatedText",
     "UnknownVariable",
     "Usage",
     "function",

@@ -10,16 +10,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 from weakref import WeakSet
 
 from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text, Tools
 from branchwise.lang.checks import characters
 
+from .errors import InvalidText
 from .outcome import Failure, Outcome, cancelled
 from .session import Cancel, Completion, Delta, Selection, Session
 from .transcript import Ask, Quote
 from .transcript import Task as WrittenTask
+from .values import value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class Executor:
             case Quote(source, outcome):
                 said = characters(source.text(), "the variable")  # settled: its own task came before this one
                 session.append(Text(said, control=False))
-                outcome.succeed(source.value(), source.text())
+                source.copy_to(outcome)
             case Fork(children):
                 for child, branch in zip(children, session.fork(len(children)), strict=True):
                     child._begin(branch)
@@ -302,9 +304,18 @@ class _GenListener:
         if result.finish_reason == "cancelled":
             failure = cancelled(f"{self._ask.op.call} was cancelled by the backend")
         else:
-            value = [sample.text for sample in result.samples] if result.samples else result.text
-            failure = _keep(self._ask, value, result.text, result)
+            failure = _keep(self._ask, *self._value(result), result.text, result)
         self._executor._answered(self._ask, failure)
+
+    def _value(self, result: Completion) -> tuple[Any, Failure | None]:
+        """What the variable is, or why it is nothing."""
+        assert isinstance(self._ask.op, Gen)
+        try:
+            if result.samples:
+                return [value_of(sample, self._ask.op.options) for sample in result.samples], None
+            return value_of(result, self._ask.op.options), None
+        except InvalidText as error:
+            return None, _failure(error, self._ask)
 
     def on_failed(self, error: Exception) -> None:
         self._executor._answered(self._ask, _failure(error, self._ask))
@@ -321,16 +332,18 @@ class _SelectListener:
         """Nothing is certain before the winner is."""
 
     def on_done(self, result: Selection) -> None:
-        self._executor._answered(self._ask, _keep(self._ask, result.choice, result.choice, result))
+        self._executor._answered(self._ask, _keep(self._ask, result.choice, None, result.choice, result))
 
     def on_failed(self, error: Exception) -> None:
         self._executor._answered(self._ask, _failure(error, self._ask))
 
 
-def _keep(ask: Ask, value: object, text: str, result: Completion | Selection) -> Failure | None:
+def _keep(
+    ask: Ask, value: object, unreadable: Failure | None, text: str, result: Completion | Selection
+) -> Failure | None:
     """Settle the outcome; an answer that contradicts what was told before is a failure, not a hang."""
     try:
-        ask.outcome.succeed(value, text, result)
+        ask.outcome.succeed(value, text, result, unreadable=unreadable)
     except AssertionError as error:
         return _failure(error, ask)
     return None

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class LocalSession:
         self._path = path  # which fork of which fork this is: branches with equal seeds draw differently
         self._plain = plain  # whether what was written last is plain text, in which no control token can begin
         self._num_forks = 0
-        self._handle: runtime.Handle | None = None  # of the last operation
+        self._handles: tuple[runtime.Handle, ...] = ()  # of the last operation
 
     def append(self, segment: Segment) -> None:
         match segment:
@@ -119,7 +120,7 @@ class LocalSession:
             if all(r is not None for r in results):
                 guarded(listener, lambda: listener.on_done(self._completed([r for r in results if r is not None])))
 
-        self._handle = self._engine.start(
+        handle = self._engine.start(
             prompt,
             params,
             n=count,
@@ -128,7 +129,8 @@ class LocalSession:
             on_delta=lambda sample, delta: listener.on_delta(Delta(delta.text, sample)),
             on_done=on_done,
         )
-        return self._handle.cancel
+        self._handles = (handle,)
+        return handle.cancel
 
     def prepare(self, gen: Gen) -> None:
         self._engine.prepare(gen)
@@ -136,12 +138,24 @@ class LocalSession:
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         prompt = self.prompt()
         texts, healed, tokens = self.choices(select, prompt)
+        starts = [prompt[: len(prompt) - healed]]
+        if select.method == "unconditional_likelihood_normalized":
+            starts.append(self._engine.beginning)
+        found: list[list[list[float]] | Exception] = [[] for _ in starts]
+        missing = len(starts)
 
-        def on_done(scores: list[list[float]] | Exception) -> None:
-            guarded(listener, lambda: listener.on_done(self._selected(select, texts, tokens, healed, scores)))
+        def on_done(number: int, scores: list[list[float]] | Exception) -> None:  # on one thread
+            nonlocal missing
+            found[number] = scores
+            missing -= 1
+            if not missing:
+                guarded(listener, lambda: listener.on_done(self._selected(select, texts, tokens, healed, found)))
 
-        self._handle = self._engine.start_score(prompt[: len(prompt) - healed], tokens, on_done=on_done)
-        return self._handle.cancel
+        self._handles = tuple(
+            self._engine.start_score(start, tokens, on_done=partial(on_done, number))
+            for number, start in enumerate(starts)
+        )
+        return self._cancel
 
     def fork(self, count: int) -> list[LocalSession]:
         first = self._num_forks
@@ -164,8 +178,11 @@ class LocalSession:
 
     def close(self) -> None:
         """Stop what is running; what was computed is the cache's."""
-        if self._handle is not None:
-            self._handle.cancel()
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for handle in self._handles:
+            handle.cancel()
 
     def prompt(self) -> array[int]:
         """The tokens of all that was written: the prompt of what comes next."""
@@ -238,12 +255,15 @@ class LocalSession:
         texts: list[str],
         tokens: list[array[int]],
         healed: int,
-        scores: list[list[float]] | Exception,
+        found: list[list[list[float]] | Exception],
     ) -> Selection:
-        """Go on with the winner; raise the failure."""
-        if isinstance(scores, Exception):
-            raise scores
-        index, totals = decide(select.method, scores)
+        """Go on with the winner; raise the first failure."""
+        scores: list[list[list[float]]] = []
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+            scores.append(one)
+        index, totals = decide(select.method, *scores)
         self.go_on(tokens[index], texts[index], healed=healed)
         return Selection(select.choices[index], index, totals)
 
@@ -288,7 +308,7 @@ def _arguments_read(fields: dict[str, Any]) -> dict[str, Any]:
 RUNTIME_OPTIONS = (
     "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "logit_bias", "seed", "return_logprob", "top_logprobs", "stop", "stop_regex",
-    "stop_token_ids", "ignore_eos", "heal", "choices",
+    "stop_token_ids", "ignore_eos", "heal", "choices", "grammar", "on_truncate",
 )  # fmt: skip
 
 
@@ -303,6 +323,8 @@ def generate_params(gen: Gen) -> runtime.GenerateParams:
     given["logprob_start"] = options.logprob_start_len
     if options.regex is not None:
         given["regex"] = normalize(options.regex)
+    if options.json_schema is not None:
+        given["json_schema"] = options.json_schema.text
     return runtime.GenerateParams(**given)
 
 
@@ -327,9 +349,12 @@ def completion(result: runtime.Result, spell: Callable[[int], str]) -> Completio
         result.text,
         result.finish_reason,
         usage,
-        result.complete,
-        result.detail,
-        times,
+        complete=result.complete,
+        exact=result.exact,
+        warnings=result.warnings,
+        violation=result.violation,
+        detail=result.detail,
+        times=times,
         tokens=result.tokens,
         logprobs=told(result.logprobs),
         prompt_logprobs=told(result.prompt_logprobs),

@@ -12,7 +12,7 @@ from typing import Any
 from branchwise.lang import LangError
 
 from .changes import Changes, Wait, blocking
-from .errors import Cancelled, GenerationError
+from .errors import Cancelled, GenerationError, InvalidText
 from .session import Completion, Selection
 
 
@@ -37,7 +37,7 @@ class Failure:
         return fresh
 
     def _named(self, message: str) -> Exception:
-        if not isinstance(self.error, LangError):
+        if not isinstance(self.error, LangError | InvalidText):
             return GenerationError(message)
         fresh = copy.copy(self.error)
         fresh.args = (str(self.error) if str(self.error).startswith(self.call or "") else message,)
@@ -61,6 +61,7 @@ class Outcome:
         self._failure: Failure | None = None
         self._value: Any = None
         self._result: Completion | Selection | None = None
+        self._unreadable: Failure | None = None  # why there is a text and no value
         self._untold = False  # the text is that of the value, and not made yet
 
     @classmethod
@@ -85,8 +86,18 @@ class Outcome:
                 self._pieces.append(piece)
                 self._grown.happen()
 
-    def succeed(self, value: Any, text: str, result: Completion | Selection | None = None) -> None:
-        """Settle on `value`. `text` is all of the text; what was not told in pieces is added. The first call counts."""
+    def succeed(
+        self,
+        value: Any,
+        text: str,
+        result: Completion | Selection | None = None,
+        *,
+        unreadable: Failure | None = None,
+    ) -> None:
+        """Settle on `value`. `text` is all of the text; what was not told in pieces is added. The first call counts.
+
+        unreadable: there is no value, for this reason: who reads it is told, and all else goes on.
+        """
         with self._lock:
             if self._done:
                 return
@@ -94,7 +105,7 @@ class Outcome:
             assert text.startswith(told), f"pieces {told!r} are not the beginning of the text {text!r}"
             if text != told:
                 self._pieces.append(text[len(told) :])
-            self._value, self._result = value, result
+            self._value, self._result, self._unreadable = value, result, unreadable
             self._settle()
 
     def become(self, value: Any, result: Completion | Selection | None = None) -> None:
@@ -112,10 +123,10 @@ class Outcome:
                 self._settle()
 
     def value(self) -> Any:
-        """Wait for the value, or raise the failure."""
-        while (wait := self._unsettled()) is not None:
-            wait.block()
-        self._raise_failure()
+        """Wait for the value, or raise the failure, or why the text is none."""
+        self._wait()
+        if self._unreadable is not None:
+            raise self._unreadable.exception()
         return self._value
 
     async def settled(self) -> Outcome:
@@ -124,9 +135,14 @@ class Outcome:
             await wait
         return self
 
+    def copy_to(self, other: Outcome) -> None:
+        """Wait, and settle another outcome on the same."""
+        text = self.text()
+        other.succeed(self._value, text, unreadable=self._unreadable)
+
     def result(self) -> Completion | Selection | None:
         """Wait, and give what the backend said; None for a value that was set in Python."""
-        self.value()
+        self._wait()
         return self._result
 
     def when_settled(self, wake: Callable[[], None]) -> None:
@@ -139,7 +155,7 @@ class Outcome:
 
     def text(self) -> str:
         """Wait for the end of the text, and give all of it."""
-        self.value()
+        self._wait()
         return "".join(blocking(self.steps()))
 
     def text_so_far(self) -> str:
@@ -152,6 +168,11 @@ class Outcome:
         while (step := self._step(index)) is not None:
             yield step
             index += isinstance(step, str)
+        self._raise_failure()
+
+    def _wait(self) -> None:
+        while (wait := self._unsettled()) is not None:
+            wait.block()
         self._raise_failure()
 
     def _step(self, index: int) -> str | Wait | None:

@@ -47,6 +47,8 @@ class Model(Protocol):
     encoder: Encoder
     num_slots: int
 
+    @property
+    def beginning(self) -> array[int]: ...
     def open_session(self) -> Played: ...
     def forced(self, gen: Gen) -> tuple[str, bool]: ...
     def check_prompt(self, prompt: array[int]) -> None: ...
@@ -205,16 +207,20 @@ class _Run:
         texts, healed, choices = session.choices(select, _constant_end(prompt))
         start = prompt[: len(prompt) - healed]
         hits = computed = 0
-        for tokens in choices:
-            hits += min(self._tree.find(start), max(len(start) - 1, 0))
-            computed += self._tree.add([*start, *tokens[:-1]])
+        starts = [start]
+        if select.method == "unconditional_likelihood_normalized":
+            starts.append(self._model.beginning)
+        for begin in starts:
+            for tokens in choices:
+                hits += min(self._tree.find(begin), max(len(begin) - 1, 0))
+                computed += self._tree.add([*begin, *tokens[:-1]])
         winner = max(range(len(choices)), key=lambda index: len(choices[index]))
         session.go_on(choices[winner], texts[winner], healed=healed)
         row = self._row(
             step,
             summarized(select),
             tokens=len(start),
-            requests=len(choices),
+            requests=len(choices) * len(starts),
             hit_tokens=hits,
             computed_tokens=computed,
         )

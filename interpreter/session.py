@@ -72,6 +72,9 @@ class Completion:
     finish_reason: FinishReason
     usage: Usage = Usage()
     complete: bool = True  # False: cut off before its constraint was fulfilled
+    exact: bool = True  # False: the constraint could not be held in full while it was written; `warnings` say why
+    warnings: tuple[str, ...] = ()
+    violation: str = ""  # what is wrong with a complete text whose constraint was not exact
     detail: str = ""
     times: Times = Times()
     tokens: tuple[int, ...] = ()  # that were generated; what the text does not show is among them, like a cut off stop

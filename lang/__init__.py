@@ -5,6 +5,9 @@ from .api import (
     assistant_begin,
     assistant_end,
     gen,
+    gen_int,
+    gen_json,
+    gen_string,
     role,
     select,
     system,
@@ -35,6 +38,7 @@ from .ops import (
 from .options import FALLBACK, GenOptions
 from .plan import Plan, PlanRow
 from .program import Call, Program, Runner, make_program
+from .schema import Schema
 from .trace import Ended, Forked, Step, Trace
 
 __all__ = [
@@ -59,6 +63,7 @@ __all__ = [
     "RoleBegin",
     "RoleEnd",
     "Runner",
+    "Schema",
     "Select",
     "Step",
     "Text",
@@ -70,6 +75,9 @@ __all__ = [
     "assistant_end",
     "flatten",
     "gen",
+    "gen_int",
+    "gen_json",
+    "gen_string",
     "make_program",
     "role",
     "select",

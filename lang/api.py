@@ -6,10 +6,10 @@ Options are checked here, where the user wrote them, and every error begins with
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Never
+from typing import Any, Never
 
 from . import checks
-from .checks import characters, nearest, shown
+from .checks import OnTruncate, characters, nearest, shown
 from .checks import choices as checked_choices
 from .errors import CallError, ConstraintError, OptionError
 from .ops import (
@@ -26,8 +26,9 @@ from .ops import (
     call_text,
     flatten,
 )
-from .options import OPTION_NAMES, GenOptions, checked_options
+from .options import LANGUAGES, OPTION_NAMES, GenOptions, checked_options
 from .regex import normalize
+from .schema import checked_type
 
 
 def gen(
@@ -56,6 +57,10 @@ def gen(
     regex: str | None = None,
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
+    json_schema: object = None,
+    grammar: str | None = None,
+    dtype: object = None,
+    on_truncate: OnTruncate | None = None,
     **unknown: Never,
 ) -> Gen | Select:
     """Generate text, and keep it as the variable `name` if there is one.
@@ -88,11 +93,20 @@ def gen(
         choices: the text must be one of these; of equal ones the first counts. Without `temperature` in this
             call it is the likeliest, as by `select`; with it, one of them is drawn, token by token.
         choices_method: the rule that decides which is the likeliest: see `branchwise.lang.choices`.
+        json_schema: the text is JSON of this schema (a dict, True, or JSON text), or of this type: a Pydantic model or
+            `TypeAdapter`, a dataclass, a TypedDict, an Enum, `list[...]` and more, see `branchwise.lang.schema`. The
+            variable is then the value that the text stands for: what `json.loads` gives, or an instance of the type.
+        grammar: the whole text must be of this context-free grammar, in Lark's syntax as llguidance reads it.
+        dtype: `json_schema=` for a type: `dtype=int` makes the variable an int.
+        on_truncate: what happens when max_tokens comes before such a text is complete. "keep" leaves it as far as it
+            is, and a value cannot be read; "close" takes a short way to a complete text while there is room for it.
     """
     call = _checked_call("gen", name)
     if positional:
         raise CallError(f"{_with(call, repr(positional[0]))}: options are given by name. Write max_tokens=...")
-    _refuse_unknown(call, unknown, (*OPTION_NAMES, "choices_method"))
+    _refuse_unknown(call, unknown, (*OPTION_NAMES, "choices_method", "dtype"))
+    if dtype is not None and json_schema is not None:
+        raise OptionError(f"{call}: dtype and json_schema are both given, and only one can say what the text must be.")
     given = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
@@ -116,10 +130,15 @@ def gen(
         "logprob_start_len": logprob_start_len,
         "regex": regex,
         "choices": choices,
+        "json_schema": json_schema if dtype is None else checked_type(dtype, f"{call}: dtype"),
+        "grammar": grammar,
+        "on_truncate": on_truncate,
     }
     options = checked_options(call, given)
-    if options.regex is not None and options.choices is not None:
-        raise OptionError(f"{call}: regex and choices are both given, and only one can say what the text must be.")
+    languages = [option for option in LANGUAGES if getattr(options, option) is not None]
+    if len(languages) > 1:
+        first, second = languages[:2]
+        raise OptionError(f"{call}: {first} and {second} are both given, and only one can say what the text must be.")
     if options.choices is not None and options.temperature is None:
         _check_nothing_drawn(call, options)
         return _select(call, name, options.choices, choices_method or CHOICES_METHODS[0], options.heal)
@@ -129,6 +148,27 @@ def gen(
     if options.regex is not None:
         _check_regex(call, options.regex)
     return Gen(name, options)
+
+
+def gen_int(name: str | None = None, **options: Any) -> Gen:
+    """`gen(dtype=int)`: a whole number."""
+    return _gen_of(name, options, dtype=int)
+
+
+def gen_string(name: str | None = None, **options: Any) -> Gen:
+    """`gen(dtype=str)`: a text in double quotes, as JSON writes it; the variable is what stands between them."""
+    return _gen_of(name, options, dtype=str)
+
+
+def gen_json(name: str | None = None, schema: object = True, **options: Any) -> Gen:
+    """`gen(json_schema=schema)`: JSON of a schema or a type, any JSON without one."""
+    return _gen_of(name, options, json_schema=schema)
+
+
+def _gen_of(name: str | None, options: dict[str, Any], **said: Any) -> Gen:
+    made = gen(name, **options, **said)
+    assert isinstance(made, Gen), f"{options} and {said} make a {made!r}"
+    return made
 
 
 def select(

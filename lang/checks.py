@@ -12,7 +12,7 @@ import math
 import numbers
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex
 
 from .errors import ConstraintError, OptionError
 from .regex import normalize
@@ -118,6 +118,15 @@ def flag(value: object, where: str) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{where} must be True or False, got {shown(value)}.")
     return value
+
+
+OnTruncate = Literal["keep", "close"]
+
+
+def on_truncate(value: object, where: str) -> OnTruncate:
+    if value == "keep" or value == "close":
+        return value
+    raise OptionError(f'{where} must be "keep" or "close", got {shown(value)}.')
 
 
 def string(value: object, where: str) -> str:

@@ -14,7 +14,9 @@ from .checks import characters, shown
 from .errors import LangError
 from .options import GenOptions
 
-ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection"]
+ChoicesMethod = Literal[
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
 CHOICES_METHODS: tuple[ChoicesMethod, ...] = get_args(ChoicesMethod)
 
 

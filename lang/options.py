@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import checks
+from .checks import OnTruncate
 from .errors import OptionError
+from .schema import Schema, schema_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +39,15 @@ class GenOptions:
     logprob_start_len: int | None = None
     regex: str | None = None
     choices: tuple[str, ...] | None = None
+    json_schema: Schema | None = None
+    grammar: str | None = None
+    on_truncate: OnTruncate | None = None
 
     @property
     def constrained(self) -> bool:
         """Whether they say what the text must be."""
-        return self.regex is not None or self.choices is not None
+        said = (self.regex, self.choices, self.json_schema, self.grammar)
+        return any(one is not None for one in said)
 
     def over(self, defaults: GenOptions) -> GenOptions:
         """These options, with `defaults` where they say nothing."""
@@ -55,8 +61,9 @@ class GenOptions:
 
 
 FALLBACK = GenOptions(
-    max_tokens=256, stop=(), stop_regex=(), temperature=1.0, top_p=1.0, n=1, ignore_eos=False, heal=True
-)
+    max_tokens=256, stop=(), stop_regex=(), temperature=1.0, top_p=1.0, n=1, ignore_eos=False, heal=True,
+    on_truncate="keep",
+)  # fmt: skip
 """What holds where nobody says anything: call, run, function and backend are asked first, in this order."""
 
 _CHECKS: Mapping[str, Callable[[object, str], Any]] = {
@@ -82,11 +89,17 @@ _CHECKS: Mapping[str, Callable[[object, str], Any]] = {
     "logprob_start_len": checks.count,
     "regex": checks.string,
     "choices": checks.choices,
+    "json_schema": schema_of,
+    "grammar": checks.string,
+    "on_truncate": checks.on_truncate,
 }
 
 OPTION_NAMES: tuple[str, ...] = tuple(_CHECKS)
 
-DEFAULT_NAMES: tuple[str, ...] = tuple(name for name in _CHECKS if name not in ("n", "regex", "choices"))
+LANGUAGES = ("regex", "choices", "json_schema", "grammar")
+"""The options that say what the whole text must be: one of them at most."""
+
+DEFAULT_NAMES: tuple[str, ...] = tuple(name for name in _CHECKS if name not in ("n", *LANGUAGES))
 """What a run or a function may set for all its gens; the others say what one gen is, so they belong to its call."""
 
 

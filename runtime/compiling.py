@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from threading import Thread
 from typing import Any, TypeVar
@@ -43,7 +44,9 @@ def _load(future: Future[Any], make: Callable[[], Any]) -> None:
 def help_with(kernel: Callable[..., None], arguments: tuple[Any, ...], most: int) -> list[Future[None]]:
     """Have other threads call `kernel(*arguments)` as well: `most`, or as many as torch computes on less this one."""
     count = min(torch.get_num_threads() - 1, most)
-    return [_pool().submit(kernel, *arguments) for _ in range(count)]
+    with suppress(RuntimeError):  # Python ends: then nobody helps
+        return [_pool().submit(kernel, *arguments) for _ in range(count)]
+    return []
 
 
 @cache

@@ -19,6 +19,8 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, overload
@@ -111,7 +113,11 @@ class Engine:
         )
         self._tiers = open_tiers(self.config, pool)
         vocab = Vocab(
-            self.tokenizer.token_bytes, self.tokenizer.special_ids, self.tokenizer.eos_ids, size=net.vocab_size
+            self.tokenizer.token_bytes,
+            self.tokenizer.special_ids,
+            self.tokenizer.eos_ids,
+            size=net.vocab_size,
+            encode=partial(self.tokenizer.encode, at_start=False, control=False),
         )
         self._compiler = Compiler(vocab)
         self._healer = Healer(vocab)
@@ -311,10 +317,11 @@ class Engine:
                         deadline=None if params.timeout_s is None else time.monotonic() + params.timeout_s,
                         keep_pinned=pin,
                         constraint=constraint.start() if constraint else None,
+                        closes=params.on_truncate == "close",
                         detokenizer=self.tokenizer.detokenizer(),
                         stops=StopMatcher(params.stop, params.stop_regex),
                         on_delta=for_sample(on_delta, i) if on_delta else None,
-                        on_done=for_sample(on_done, i),
+                        on_done=judged(for_sample(on_done, i), constraint),
                     )
                     for i in range(n)
                 )
@@ -380,6 +387,12 @@ class Engine:
             )
         )
         return handle
+
+    @property
+    def beginning(self) -> array[int]:
+        """The token behind which a text begins that has nothing before it: the model's BOS, else one of its ends."""
+        tokenizer = self.tokenizer
+        return array("i", [tokenizer.bos_id if tokenizer.bos_id is not None else min(tokenizer.eos_ids, default=0)])
 
     def seam(self, prompt: array[int], plain_bytes: int) -> array[int]:
         """The tokens at the end of a prompt that healing decides again: see `healing.py`."""
@@ -493,6 +506,20 @@ class Engine:
             )
         if len(prompt) > self.num_slots:
             raise OutOfSlots(wanted=len(prompt), free=self.num_slots, total=self.num_slots, prompt_alone=True)
+
+
+def judged(on_done: Callable[[Any], None], constraint: Constraint | None) -> Callable[[Any], None]:
+    """`on_done`, told also what the constraint could not hold, and whether the text fulfils it all the same."""
+    if constraint is None or not constraint.warnings:
+        return on_done
+    return partial(_judge, on_done, constraint)
+
+
+def _judge(on_done: Callable[[Any], None], constraint: Constraint, result: object) -> None:
+    if isinstance(result, Result):
+        violation = constraint.violation(result.text) if result.complete else ""
+        result = replace(result, exact=constraint.exact, warnings=constraint.warnings, violation=violation)
+    on_done(result)
 
 
 def attention_for(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:

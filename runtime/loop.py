@@ -35,6 +35,9 @@ from .stats import Stats
 
 log = logging.getLogger("branchwise")
 
+CLOSE_WITHIN = 128
+"""With so many tokens left, a request that shall not be cut off looks whether its constraint can still be fulfilled."""
+
 MOST_FAILURES = 2
 """A request that was alone in this many failed steps fails."""
 
@@ -313,7 +316,11 @@ class StepLoop:
             for request, rows in wanted
             if len(rows) > (known := _num_known(request, rows)) and not request.forced
         ]
-        return dict(zip([draw.request for draw in draws], self._drawer.draw(logits, draws), strict=True))
+        try:
+            tokens = self._drawer.draw(logits, draws)
+        except Exception as error:
+            tokens = [error] * len(draws)
+        return dict(zip([draw.request for draw in draws], tokens, strict=True))
 
     def _use(self, request: Request, logits: Tensor, rows: list[int], drawn: int | Exception | None) -> None:
         """Do with the logits at a request's places what it wants them for. A failure is that request's alone."""
@@ -343,7 +350,7 @@ class StepLoop:
                 drawn = None
                 if isinstance(sampled, Exception):
                     raise sampled
-                token = sampled
+                token = self._or_close(request, sampled)
             guessed = place < request.drafted and token == request.draft[place]
             request.accepted += guessed
             if request.logprobs_from is not None:
@@ -379,6 +386,24 @@ class StepLoop:
             self._generated(request, self._forced(request))
         if request.likely:
             request.draft, request.likely = array("i", request.likely), ()
+
+    def _or_close(self, request: Request, token: int) -> int:
+        """`token`, or the first one on the way to the end of the constraint if after `token` there were no room for it.
+
+        The rest of the way is then forced.
+        """
+        state = request.constraint
+        room = min(request.max_tokens - request.num_sampled, self._context_length - len(request.tokens))
+        if not request.closes or state is None or request.held is not None or room > CLOSE_WITHIN:
+            return token
+        after = state.fork()
+        if token in self._eos_ids or (after.advance(token) and after.closing(room - 1) is not None):
+            return token
+        way = state.closing(room)
+        if not way:
+            return token
+        request.forced.extend(way[1:])
+        return way[0]
 
     def _forced(self, request: Request) -> int:
         request.num_forced += 1

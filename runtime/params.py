@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .constrain import Choices, Regex
+from .constrain import Choices, Grammar, JsonSchema, Regex, Spec
 from .errors import RequestError
 from .messages import check_name, shown
 from .penalties import Penalties
@@ -30,6 +30,9 @@ _KINDS: tuple[tuple[str, Any, str, bool], ...] = (
     ("ignore_eos", bool, "True or False", False),
     ("heal", bool, "True or False", False),
     ("regex", str, "a string", True),
+    ("json_schema", str, "JSON text", True),
+    ("grammar", str, "a string", True),
+    ("on_truncate", str, '"keep" or "close"', False),
     ("cache_salt", str, "a string", True),
     ("priority", int, "a whole number", False),
     ("routing_key", str, "a string", True),
@@ -57,7 +60,8 @@ class GenerateParams:
     logprob_start: and those of the prompt from this token on; the first has none.
     heal: the last tokens of the prompt may become part of longer ones, as if its text and what follows it had been
         written in one go: see `healing.py`. The text of the prompt stays what it is.
-    regex, choices: what the whole text must be; at most one of the two.
+    regex, choices, json_schema, grammar: what the whole text must be; at most one of them. A schema is JSON text.
+    on_truncate: "close" takes a short way to a complete text before `max_tokens` runs out; "keep" does not.
     cache_salt: requests share the keys and values of equal prefixes only with others of the same salt.
     priority: higher ones are admitted first, sent back to wait last, and stay cached longer under "priority".
     routing_key: the policy "routing-key" keeps requests of one key together.
@@ -85,6 +89,9 @@ class GenerateParams:
     heal: bool = False
     regex: str | None = None
     choices: tuple[str, ...] | None = None
+    json_schema: str | None = None
+    grammar: str | None = None
+    on_truncate: str = "keep"
     cache_salt: str | None = None
     priority: int = 0
     routing_key: str | None = None
@@ -123,8 +130,11 @@ class GenerateParams:
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise RequestError(f"timeout_s must be more than 0, got {self.timeout_s}.")
         self._settle_strings()
-        if self.regex is not None and self.choices is not None:
-            raise RequestError("regex and choices exclude each other.")
+        if self.on_truncate not in ("keep", "close"):
+            raise RequestError(f'on_truncate must be "keep" or "close", got {shown(self.on_truncate)}.')
+        said = [name for name in ("regex", "choices", "json_schema", "grammar") if getattr(self, name) is not None]
+        if len(said) > 1:
+            raise RequestError(f"{said[0]} and {said[1]} exclude each other.")
 
     def _settle_ids(self) -> None:
         stops: object = self.stop_token_ids
@@ -161,9 +171,13 @@ class GenerateParams:
             bias=dict(self.logit_bias),
         )
 
-    def constraint(self) -> Regex | Choices | None:
+    def constraint(self) -> Spec | None:
         if self.regex is not None:
             return Regex(self.regex)
+        if self.json_schema is not None:
+            return JsonSchema(self.json_schema)
+        if self.grammar is not None:
+            return Grammar(self.grammar)
         return Choices(self.choices) if self.choices is not None else None
 
 

@@ -73,6 +73,9 @@ class Result:
     complete: bool  # the text fulfils its constraint, if there is one
     prompt_tokens: int
     hit_tokens: int
+    exact: bool = True          # its constraint was held in full while it was written; otherwise `warnings` say why
+    warnings: tuple[str, ...] = ()
+    violation: str = ""         # what is wrong with a complete text whose constraint was not exact
     forced_tokens: int = 0      # those of `tokens` that a constraint forced
     times: Times = Times()
     healed: int = 0
@@ -116,6 +119,7 @@ class Request:
     likely: tuple[int, ...] = ()    # and those that are likely to come after them
     held: Held | None = None        # the end of the prompt, after `tokens`, as long as it is not decided
     constraint: ConstraintState | None = None
+    closes: bool = False            # `max_tokens` shall not cut off what the constraint describes
     detokenizer: Detokenizer = field(default_factory=lambda: Detokenizer(()))
     stops: StopMatcher = field(default_factory=StopMatcher)
     _start: Detokenizer = field(init=False)

@@ -50,8 +50,9 @@ def selected(
 
 def expected(engine: Engine, oracle: Oracle, prompt: str, choices: Sequence[str], method: ChoicesMethod) -> list[float]:
     """The scores as the rule says, of log-probabilities that transformers computed."""
-    before = list(engine.prompt_tokens(prompt))
-    return list(score(method, [oracle(before, engine.continuation_tokens(choice)) for choice in choices]))
+    begins = [list(engine.prompt_tokens(prompt)), list(engine.beginning)]
+    rows = [[oracle(before, engine.continuation_tokens(choice)) for choice in choices] for before in begins]
+    return list(score(method, *rows))
 
 
 @pytest.mark.parametrize("method", CHOICES_METHODS)

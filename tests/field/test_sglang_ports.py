@@ -153,6 +153,39 @@ def test_decode_json_by_regex(tiny: Engine) -> None:
     assert [type(facts[key]) for key in ("name", "people", "north")] == [str, int, float]
 
 
+def test_dtype_gen(tiny: Engine) -> None:
+    """Values of the types asked for, whatever the model says."""
+
+    @sgl.function
+    def program(s: State) -> None:
+        for kind in (int, float, bool, str):
+            s += f"a {kind.__name__}: "
+            s += sgl.gen(kind.__name__, dtype=kind, max_tokens=12, on_truncate="close", temperature=0) + "\n"
+        s += sgl.gen_int("n", max_tokens=4, on_truncate="close")
+        s += sgl.gen_string("text", max_tokens=8, on_truncate="close")
+
+    s = program.run()
+    for kind in (int, float, bool, str):
+        assert type(s[kind.__name__]) is kind
+    assert type(s["n"]) is int
+    assert type(s["text"]) is str
+
+
+def test_decode_json(tiny: Engine) -> None:
+    schema = {"type": "object", "properties": {"name": {"enum": ["Ada", "Bob"]}, "age": {"type": "integer"}}}
+    schema |= {"required": ["name", "age"], "additionalProperties": False}
+
+    @sgl.function
+    def program(s: State) -> None:
+        s += "A person as JSON: "
+        s += sgl.gen("person", json_schema=schema, max_tokens=24, on_truncate="close", temperature=0)
+
+    person = program.run()["person"]
+    assert set(person) == {"name", "age"}
+    assert person["name"] in ("Ada", "Bob")
+
+
+
 def test_gen_max_tokens(tiny: Engine) -> None:
     @sgl.function
     def program(s: State) -> None:

@@ -13,8 +13,9 @@ def test_what_is_said_last_in_the_order_of_asking_does_not_count() -> None:
 
 def test_what_is_not_said_is_filled_with_the_fallback() -> None:
     assert GenOptions(seed=1).filled() == GenOptions(
-        seed=1, max_tokens=256, temperature=1.0, top_p=1.0, n=1, stop=(), stop_regex=(), ignore_eos=False, heal=True
-    )
+        seed=1, max_tokens=256, temperature=1.0, top_p=1.0, n=1, stop=(), stop_regex=(), ignore_eos=False, heal=True,
+        on_truncate="keep",
+    )  # fmt: skip
 
 
 def test_a_call_can_turn_off_the_stops_and_top_k_of_its_run() -> None:
@@ -23,7 +24,7 @@ def test_a_call_can_turn_off_the_stops_and_top_k_of_its_run() -> None:
 
 
 def test_only_what_fits_every_gen_may_be_a_default() -> None:
-    assert set(OPTION_NAMES) - set(DEFAULT_NAMES) == {"n", "regex", "choices"}
+    assert set(OPTION_NAMES) - set(DEFAULT_NAMES) == {"n", "regex", "choices", "json_schema", "grammar"}
 
 
 @pytest.mark.parametrize(

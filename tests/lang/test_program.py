@@ -148,8 +148,8 @@ def test_defaults_of_the_function_are_kept() -> None:
         (
             lambda p: p.run_batch([], n=2),
             "qa.run_batch(): there is no option n. Known: frequency_penalty, heal, ignore_eos, logit_bias, "
-            "logprob_start_len, max_tokens, min_p, min_tokens, presence_penalty, repetition_penalty, return_logprob, "
-            "seed, stop, stop_regex, stop_token_ids, temperature, top_k, top_logprobs, top_p.",
+            "logprob_start_len, max_tokens, min_p, min_tokens, on_truncate, presence_penalty, repetition_penalty, "
+            "return_logprob, seed, stop, stop_regex, stop_token_ids, temperature, top_k, top_logprobs, top_p.",
         ),
     ],
 )
