@@ -33,11 +33,12 @@ on_thread = asyncio.to_thread
 
 async def gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T | Exception]:
     """The results of all, or what they raised; all are cancelled when who awaits this is."""
-    results = await asyncio.gather(*coroutines, return_exceptions=True)
-    for result in results:
+    results: list[T | Exception] = []
+    for result in await asyncio.gather(*coroutines, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result
-    return results  # type: ignore[return-value]  # what is no Exception was raised
+        results.append(result)
+    return results
 
 
 def run_to_end(main: Callable[[], Coroutine[Any, Any, T]], running: Running) -> T:

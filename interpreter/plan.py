@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Protocol, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias, assert_never
 
 from branchwise.lang import Forked, Gen, GenOptions, Plan, PlanRow, RoleBegin, RoleEnd, Select, Step, Text, Tools, Trace
 from branchwise.lang.regex import most_characters
@@ -251,8 +251,8 @@ class _Run:
     def _filler(self, origin: Origin) -> str:
         return f" {origin.number}" + FILLER * (self._lengths[origin.number] - 1)
 
-    def _row(self, step: Step, says: str, **counts: int | str | None) -> PlanRow:
-        return PlanRow(run=self._number, branch=step.branch, written_at=step.written_at, says=says, **counts)  # type: ignore[arg-type]  # the fields of a row
+    def _row(self, step: Step, says: str, **fields: Any) -> PlanRow:
+        return PlanRow(run=self._number, branch=step.branch, written_at=step.written_at, says=says, **fields)
 
 
 def _constant_end(prompt: array[int]) -> array[int]:

@@ -26,11 +26,10 @@ class Guidance:
     def run(self, progress: Progress) -> None:
         while not progress.finished:
             for task in progress.take():
-                if task.call.regex is not None:
-                    str(self._model + task.call.text + gen(regex=task.call.regex, temperature=0.0))
-                    progress.done(task)
-                else:
-                    raise NotImplementedError("guidance is measured in constrained work")
+                call = task.call
+                assert call.regex is not None, "run.py gives guidance constrained work alone"
+                str(self._model + call.text + gen(regex=call.regex, temperature=0.0))
+                progress.done(task)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def kept(function: Any, signature: Any, folder: Path, *uses: ModuleType) -> Call
 def _cache_in(path: Path, stamp: str) -> type[Any]:
     """A class of cache, as numba takes one."""
 
-    class Locator(caching._CacheLocator):  # type: ignore[misc]  # numba has no types, so its classes count as Any
+    class Locator(caching._CacheLocator):  # type: ignore[misc]  # numba has no types: to a checker its classes are Any
         def get_cache_path(self) -> str:
             return str(path)
 
@@ -65,10 +65,10 @@ def _cache_in(path: Path, stamp: str) -> type[Any]:
         def from_function(cls, function: Any, file: str) -> Any:
             return cls()
 
-    class Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]  # likewise
+    class Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]  # one of numba's, as above
         _locator_classes = (Locator,)
 
-    class Cache(caching.FunctionCache):  # type: ignore[misc]  # likewise
+    class Cache(caching.FunctionCache):  # type: ignore[misc]  # one of numba's, as above
         _impl_class = Implementation
 
         def _index_key(self, signature: Any, codegen: Any) -> Any:

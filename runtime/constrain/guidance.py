@@ -7,6 +7,8 @@ no text needs. It never raises: a matcher that went wrong stays wrong, and says 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
@@ -43,7 +45,8 @@ class _Tokens:
 
 def tokenizer_of(vocab: Vocab) -> LLTokenizer:
     """The library's form of `vocab`, which all its constraints share; a tenth of a second to make."""
-    return LLTokenizer(_Tokens(vocab), n_vocab=vocab.size + 1, eos_token=vocab.size)  # type: ignore[arg-type]  # by duck
+    tokens: Any = _Tokens(vocab)  # the library names a class of its own, and reads these attributes alone
+    return LLTokenizer(tokens, n_vocab=vocab.size + 1, eos_token=vocab.size)
 
 
 class GuidanceConstraint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from branchwise.interpreter.local import generate_params
 from branchwise.lang import Gen, gen
@@ -13,9 +14,9 @@ END = 256
 BYTES = Vocab([*(bytes([byte]) for byte in range(256)), b""], [], [END])
 
 
-def constraint_of(**options: object) -> Constraint:
+def constraint_of(**options: Any) -> Constraint:
     """What `gen(**options)` is held to."""
-    op = gen("x", **options)  # type: ignore[arg-type]
+    op = gen("x", **options)
     assert isinstance(op, Gen)
     compiler = Compiler(BYTES)
     spec = generate_params(op).constraint()

@@ -14,9 +14,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from branchwise import Engine, GenerationError, State, TruncatedText, function, gen
+from tests.told import completion_of
 
 from .constraints import closed, constraint_of, ok, spaced
-from .test_regexes import told
 
 SAMPLES = 8
 
@@ -76,7 +76,7 @@ def test_035_a_constant_is_all_there_is(engine: Engine) -> None:
         s += "It is " + gen("x", json_schema={"const": 7}, ignore_eos=True, max_tokens=20)
 
     state = program.run(backend=engine)
-    assert (state["x"], told(state).text, told(state).finish_reason) == (7, "7", "stop")
+    assert (state["x"], completion_of(state).text, completion_of(state).finish_reason) == (7, "7", "stop")
 
 
 @pytest.mark.parametrize("pattern", ["^(tea|milk)$", "tea|milk"])
@@ -141,7 +141,7 @@ def test_044_letters_of_a_schema_stay_letters(engine: Engine) -> None:
 
         state = program.run(given, backend=engine)
         assert state["x"]["天气"] in ("晴", "雨", "café")
-        assert "\\u" not in told(state).text
+        assert "\\u" not in completion_of(state).text
 
 
 def test_046_references_lead_where_they_say(warm: Engine) -> None:
@@ -196,11 +196,11 @@ def test_052_json_that_was_cut_off_is_no_value(engine: Engine) -> None:
         s += "JSON: " + gen("x", json_schema=closed(qty={"type": "integer"}, note={"type": "string"}), max_tokens=6)
 
     state = program.run(backend=engine)
-    assert (told(state).finish_reason, told(state).complete) == ("length", False)
+    assert (completion_of(state).finish_reason, completion_of(state).complete) == ("length", False)
     with pytest.raises(TruncatedText, match=r'^gen\("x"\): the text was cut off .* \(max_tokens=6\)') as raised:
         state["x"]
-    assert raised.value.text == told(state).text
-    assert state.text() == "JSON: " + told(state).text
+    assert raised.value.text == completion_of(state).text
+    assert state.text() == "JSON: " + completion_of(state).text
 
 
 def test_053_numbers_are_those_of_json() -> None:
@@ -254,7 +254,7 @@ def test_061_a_long_string_costs_nothing_before_it_is_written(engine: Engine) ->
     def program(s: State) -> None:
         s += "JSON: " + gen("x", json_schema=closed(bio={"type": "string", "maxLength": 1000}), max_tokens=20)
 
-    assert told(program.run(backend=engine)).text.startswith('{"bio": "')
+    assert completion_of(program.run(backend=engine)).text.startswith('{"bio": "')
 
 
 def test_062_members_come_in_the_order_of_the_class(warm: Engine) -> None:
@@ -267,5 +267,5 @@ def test_062_members_come_in_the_order_of_the_class(warm: Engine) -> None:
     given = {**Answer.model_json_schema(), "required": ["alpha", "zed", "answer", "reasoning"]}
     given["additionalProperties"] = False
     for schema in (Answer, json.dumps(given)):
-        for said in samples(warm, schema).meta("x").samples:  # type: ignore[union-attr]
+        for said in completion_of(samples(warm, schema)).samples:
             assert list(json.loads(said.text)) == ["reasoning", "answer", "zed", "alpha"]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from branchwise import ConstraintError, Engine, GenerationError, State, function, gen
-from branchwise.interpreter import Completion
+from tests.told import completion_of
 
 from .constraints import BYTES, END, constraint_of, ok
 
@@ -26,12 +26,6 @@ def run(engine: Engine, prompt: str = "Say: ", **options: Any) -> State:
         s += prompt + gen("x", **options)
 
     return program.run(backend=engine)
-
-
-def told(state: State) -> Completion:
-    completion = state.meta("x")
-    assert isinstance(completion, Completion)
-    return completion
 
 
 def test_016_an_empty_regex_is_the_empty_text(engine: Engine) -> None:
@@ -67,7 +61,7 @@ def test_020_literals_in_any_script(engine: Engine) -> None:
 
 @pytest.mark.parametrize(("pattern", "most"), [(r"([^\n]*\n){6}", 5), (r"([0-9]{1,3}\.){3}[0-9]{1,3}", 4)])
 def test_022_a_text_that_was_cut_off_says_so(pattern: str, most: int, engine: Engine) -> None:
-    completion = told(run(engine, regex=pattern, max_tokens=most))
+    completion = completion_of(run(engine, regex=pattern, max_tokens=most))
     assert (completion.finish_reason, completion.detail, completion.complete) == ("length", "max_tokens", False)
     assert completion.usage.completion_tokens <= most
     state = constraint_of(regex=pattern).start()
@@ -76,7 +70,7 @@ def test_022_a_text_that_was_cut_off_says_so(pattern: str, most: int, engine: En
 
 
 def test_023_an_open_tail_goes_on_where_the_end_is_not_wanted(engine: Engine) -> None:
-    completion = told(run(engine, regex="The river.*", max_tokens=30, ignore_eos=True))
+    completion = completion_of(run(engine, regex="The river.*", max_tokens=30, ignore_eos=True))
     assert (completion.usage.completion_tokens, completion.finish_reason) == (30, "length")
     assert completion.complete
 
@@ -92,8 +86,8 @@ def test_025_an_end_that_only_the_tokenizer_names_ends_a_constraint(tiny_model: 
     with Engine(folder, num_slots=512) as engine:
         assert {named, other} <= set(engine.tokenizer.eos_ids)
         state = run(engine, regex="[a-z]+", max_tokens=200, logit_bias={named: 100.0}, temperature=0, heal=False)
-        assert told(state).finish_reason == "stop"
-        assert len(told(state).tokens) == 1  # it is barred until there is a letter
+        assert completion_of(state).finish_reason == "stop"
+        assert len(completion_of(state).tokens) == 1  # it is barred until there is a letter
         assert state["x"].isalpha()
 
 
@@ -127,7 +121,7 @@ def test_031_an_enormous_regex_holds_nobody_up(pattern: str, engine: Engine) -> 
 
     beside = other.run(backend=engine, stream=True)
     start = time.thread_time()
-    assert told(run(engine, regex=pattern, max_tokens=8, ignore_eos=True)).usage.completion_tokens == 8
+    assert completion_of(run(engine, regex=pattern, max_tokens=8, ignore_eos=True)).usage.completion_tokens == 8
     assert time.thread_time() - start < 5
     assert len(list(beside.text_iter("y"))) > 1
 

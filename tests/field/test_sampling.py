@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 
 from branchwise import Engine, GenerationError, OptionError, State, function, gen
+from tests.told import completion_of
 
 
 @function
@@ -58,9 +60,9 @@ def test_128_extreme_temperatures_keep_the_constraint(engine: Engine, temperatur
         ("n", 0),
     ],
 )
-def test_130_values_that_make_no_sense_are_refused_by_name(option: str, value: object) -> None:
+def test_130_values_that_make_no_sense_are_refused_by_name(option: str, value: Any) -> None:
     with pytest.raises(OptionError, match=f'^gen\\("x"\\): {option} must be ') as caught:
-        gen("x", **{option: value})  # type: ignore[arg-type]
+        gen("x", **{option: value})
     assert isinstance(caught.value, ValueError)
 
 
@@ -76,27 +78,27 @@ def test_130_none_is_not_given_and_a_large_top_k_is_all(engine: Engine) -> None:
 
 def test_131_a_bias_bars_a_token_and_asks_for_one(engine: Engine) -> None:
     @function
-    def program(s: State, **options: object) -> None:
-        s += "a" + gen("x", max_tokens=6, temperature=0, heal=False, ignore_eos=True, **options)  # type: ignore[arg-type]
+    def program(s: State, **options: Any) -> None:
+        s += "a" + gen("x", max_tokens=6, temperature=0, heal=False, ignore_eos=True, **options)
 
-    first = program.run(backend=engine).meta("x").tokens[0]  # type: ignore[union-attr]
-    assert first not in program.run(logit_bias={first: -100.0}, backend=engine).meta("x").tokens  # type: ignore[union-attr]
-    assert set(program.run(logit_bias={"7": 100.0}, backend=engine).meta("x").tokens) == {7}  # type: ignore[union-attr]
+    first = completion_of(program.run(backend=engine)).tokens[0]
+    assert first not in completion_of(program.run(logit_bias={first: -100.0}, backend=engine)).tokens
+    assert set(completion_of(program.run(logit_bias={"7": 100.0}, backend=engine)).tokens) == {7}
     with pytest.raises(GenerationError, match="vocabulary has 400 tokens, and no 100000"):
         program.run(logit_bias={100_000: 1.0}, backend=engine)
 
 
 def test_131_a_token_that_stops_is_not_in_the_text(engine: Engine) -> None:
     @function
-    def program(s: State, **options: object) -> None:
-        s += "a" + gen("x", max_tokens=12, temperature=0, ignore_eos=True, **options)  # type: ignore[arg-type]
+    def program(s: State, **options: Any) -> None:
+        s += "a" + gen("x", max_tokens=12, temperature=0, ignore_eos=True, **options)
 
-    whole = program.run(backend=engine).meta("x")
-    stop = whole.tokens[4]  # type: ignore[union-attr]
+    whole = completion_of(program.run(backend=engine))
+    stop = whole.tokens[4]
     for stops in (stop, [stop]):
-        meta = program.run(stop_token_ids=stops, backend=engine).meta("x")
-        assert meta.tokens == whole.tokens[: whole.tokens.index(stop)]  # type: ignore[union-attr]
-        assert (meta.finish_reason, meta.detail) == ("stop", f"token {stop}")  # type: ignore[union-attr]
+        meta = completion_of(program.run(stop_token_ids=stops, backend=engine))
+        assert meta.tokens == whole.tokens[: whole.tokens.index(stop)]
+        assert (meta.finish_reason, meta.detail) == ("stop", f"token {stop}")
 
 
 def test_133_log_probabilities_come_with_the_texts_of_tokens(engine: Engine) -> None:
@@ -104,21 +106,22 @@ def test_133_log_probabilities_come_with_the_texts_of_tokens(engine: Engine) -> 
     def program(s: State) -> None:
         s += "a few words" + gen("x", max_tokens=5, top_logprobs=2, logprob_start_len=1, temperature=0, heal=False)
 
-    meta = program.run(backend=engine).meta("x")
-    assert [one.token for one in meta.logprobs] == list(meta.tokens)  # type: ignore[union-attr]
-    for one in meta.logprobs:  # type: ignore[union-attr]
+    meta = completion_of(program.run(backend=engine))
+    assert meta.logprobs is not None and meta.prompt_logprobs is not None
+    assert [one.token for one in meta.logprobs] == list(meta.tokens)
+    for one in meta.logprobs:
         assert one.text == engine.tokenizer.decode([one.token])
         assert one.top[0] == (one.text, one.logprob)  # it was the likeliest
-    assert len(meta.prompt_logprobs) > 0  # type: ignore[union-attr]
+    assert len(meta.prompt_logprobs) > 0
 
 
 def test_134_penalties_keep_a_model_from_saying_it_again(engine: Engine) -> None:
     @function
-    def program(s: State, **options: object) -> None:
-        s += "a" + gen("x", max_tokens=30, temperature=0, ignore_eos=True, **options)  # type: ignore[arg-type]
+    def program(s: State, **options: Any) -> None:
+        s += "a" + gen("x", max_tokens=30, temperature=0, ignore_eos=True, **options)
 
-    def most(**options: object) -> int:
-        tokens = program.run(backend=engine, **options).meta("x").tokens  # type: ignore[union-attr]
+    def most(**options: Any) -> int:
+        tokens = completion_of(program.run(backend=engine, **options)).tokens
         return max(tokens.count(token) for token in tokens)
 
     assert most() > 1
@@ -131,12 +134,12 @@ def test_136_ignoring_the_end_ignores_every_end_and_no_stop(engine: Engine, monk
     monkeypatch.setattr(engine._loop, "_eos_ids", frozenset(range(400)))
 
     @function
-    def program(s: State, **options: object) -> None:
-        s += "a" + gen("x", ignore_eos=True, max_tokens=64, **options)  # type: ignore[arg-type]
+    def program(s: State, **options: Any) -> None:
+        s += "a" + gen("x", ignore_eos=True, max_tokens=64, **options)
 
     whole = program.run(backend=engine)
-    assert whole.meta("x").usage.completion_tokens == 64
+    assert completion_of(whole).usage.completion_tokens == 64
     letter = next(character for character in whole["x"] if character.isascii())
     stopped = program.run(stop=letter, backend=engine)
     assert stopped["x"] == whole["x"][: whole["x"].index(letter)]
-    assert stopped.meta("x").finish_reason == "stop"  # type: ignore[union-attr]
+    assert completion_of(stopped).finish_reason == "stop"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from branchwise import Engine, GenerationError, OptionError, State, assistant, f
 from branchwise.interpreter import Selection
 from branchwise.lang import CHOICES_METHODS, ChoicesMethod, Gen
 from branchwise.lang.choices import score
+from tests.told import selection_of
 
 Oracle = Callable[[list[int], Sequence[int]], list[float]]
 
@@ -74,7 +76,7 @@ def test_064_the_demo_model_knows_the_capital_of_japan(demo_model: Path) -> None
 
     with Engine(demo_model, num_slots=1024) as engine:
         answers = {method: capital.run(method, backend=engine) for method in CHOICES_METHODS}
-        scores = answers["token_length_normalized"].meta("a").scores  # type: ignore[union-attr]
+        scores = selection_of(answers["token_length_normalized"], "a").scores
     assert answers["greedy_token_selection"]["a"] == "Tokyo"
     # A long word whose end is certain once it has begun: its mean is the better one, which is the rule, and documented.
     assert scores.index(max(scores)) == ["Tokyo", "Honorificabilitudinitatibus"].index(
@@ -183,11 +185,11 @@ def test_073_one_choice_needs_no_luck(engine: Engine) -> None:
         (7, "choices must be a list of strings, got 7"),
     ],
 )
-def test_073_what_is_no_list_of_texts_is_refused_where_it_is_written(choices: object, said: str) -> None:
+def test_073_what_is_no_list_of_texts_is_refused_where_it_is_written(choices: Any, said: str) -> None:
     assert issubclass(OptionError, ValueError)
     for call in (gen, select):
         with pytest.raises(OptionError, match=said):
-            call("x", choices=choices)  # type: ignore[arg-type]
+            call("x", choices=choices)
 
 
 def test_073_equal_choices_count_once_and_a_tuple_is_a_list(engine: Engine) -> None:

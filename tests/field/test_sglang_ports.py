@@ -17,7 +17,7 @@ import pytest
 
 import branchwise as sgl
 from branchwise import Engine, State
-from branchwise.interpreter import Completion
+from tests.told import completion_of
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,6 @@ def tiny(engine: Engine) -> Iterator[Engine]:
     sgl.set_default_backend(engine)
     yield engine
     sgl.set_default_backend(None)
-
-
-def completion(state: State, name: str) -> Completion:
-    result = state.meta(name)
-    assert isinstance(result, Completion)
-    return result
 
 
 # -------------------------------------------------------------------------------------------------- few-shot QA
@@ -192,9 +186,9 @@ def test_gen_max_tokens(tiny: Engine) -> None:
         s += "So: " + sgl.gen("x", max_tokens=7, ignore_eos=True) + sgl.gen("y", ignore_eos=True)
 
     state = program.run(max_tokens=3)
-    assert completion(state, "x").usage.completion_tokens == 7
-    assert completion(state, "y").usage.completion_tokens == 3
-    assert completion(state, "x").finish_reason == "length"
+    assert completion_of(state, "x").usage.completion_tokens == 7
+    assert completion_of(state, "y").usage.completion_tokens == 3
+    assert completion_of(state, "x").finish_reason == "length"
 
 
 def test_gen_min_tokens(tiny: Engine) -> None:
@@ -204,8 +198,8 @@ def test_gen_min_tokens(tiny: Engine) -> None:
 
     eos = dict.fromkeys(tiny.tokenizer.eos_ids, 100.0)  # the model would end at once
     for least, most in ((0, 16), (5, 16), (16, 16)):
-        assert completion(program.run(least=least, most=most, logit_bias=eos), "x").usage.completion_tokens >= least
-    assert completion(program.run(least=5, most=16, logit_bias=eos), "x").usage.completion_tokens <= 6
+        assert completion_of(program.run(least=least, most=most, logit_bias=eos), "x").usage.completion_tokens >= least
+    assert completion_of(program.run(least=5, most=16, logit_bias=eos), "x").usage.completion_tokens <= 6
 
 
 # ------------------------------------------------------------------------------------------- values used again

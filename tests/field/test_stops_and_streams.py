@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from branchwise import Engine, OptionError, State, function, gen
-from branchwise.interpreter import Completion
 from branchwise.runtime.stops import StopMatcher
 from branchwise.runtime.text import Detokenizer
+from tests.told import completion_of
 
 from .. import vocabularies
 from ..conftest import SIZES
@@ -21,23 +22,22 @@ from .conftest import Streamed, forced
 def test_001_no_part_of_a_stop_string_is_streamed(streamed: Streamed) -> None:
     state, pieces = streamed("kilo lima mike november", stop="lima mike nov")
     assert "".join(pieces) == "kilo "
-    assert state.meta("x").finish_reason == "stop"  # type: ignore[union-attr]
-    assert state.meta("x").detail == "'lima mike nov'"  # type: ignore[union-attr]
+    assert completion_of(state).finish_reason == "stop"
+    assert completion_of(state).detail == "'lima mike nov'"
 
 
 def test_002_a_long_stop_that_never_comes_holds_nothing_back(streamed: Streamed, engine: Engine) -> None:
     text = "one two three four"
     state, pieces = streamed(text, stop="<|a-very-long-marker-that-never-comes|>")
     assert state["x"] == text
-    completion = state.meta("x")
-    assert isinstance(completion, Completion)
+    completion = completion_of(state)
     assert len(pieces) == completion.usage.completion_tokens, "each token's text came at once"
 
 
 @pytest.mark.parametrize("stop", ["", ["\n", ""]])
-def test_004_an_empty_stop_is_refused_where_it_is_written(stop: object) -> None:
+def test_004_an_empty_stop_is_refused_where_it_is_written(stop: Any) -> None:
     with pytest.raises(OptionError, match=r'^gen\("x"\): stop holds an empty string'):
-        gen("x", stop=stop)  # type: ignore[arg-type]
+        gen("x", stop=stop)
     assert issubclass(OptionError, ValueError)
 
 
@@ -113,15 +113,14 @@ def test_014_no_piece_is_lost_when_many_stream(engine: Engine) -> None:
     states = [program.run(i, backend=engine, stream=True) for i in range(32)]
     for state in states:
         assert "".join(state.text_iter("x")) == state["x"]
-        completion = state.meta("x")
-        assert isinstance(completion, Completion)
+        completion = completion_of(state)
         assert completion.usage.completion_tokens == 40
 
 
 def test_a_pattern_stops_too_and_cuts_a_token_where_it_begins(streamed: Streamed, engine: Engine) -> None:
     state, pieces = streamed("Tip 1: sleep\nTip 22: eat", stop_regex=[r"\nTip \d+:", "eat"])
     assert state["x"] == "Tip 1: sleep"
-    assert state.meta("x").detail == repr("\\nTip \\d+:")  # type: ignore[union-attr]
+    assert completion_of(state).detail == repr("\\nTip \\d+:")
     assert "\n" not in "".join(pieces)
 
     @function

@@ -68,8 +68,9 @@ def way_arun(backend: Scripted) -> State:
 
 
 def way_batch(backend: Scripted) -> State:
+    state: State
     (state,) = ask.run_batch([{"q": "how"}], backend=backend)
-    return state  # type: ignore[no-any-return]
+    return state
 
 
 def way_stream(backend: Scripted) -> State:
@@ -321,7 +322,7 @@ def test_awaiting_what_needs_no_await_says_so(scripted: Make) -> None:
         await state["a"]
 
     async def await_run(s: AsyncState) -> None:
-        await ask.run(backend=backend)  # type: ignore[misc]
+        await ask.run(backend=backend)  # type: ignore[misc]  # wrong on purpose
 
     with pytest.raises(TypeError) as caught:
         run(await_text, backend)
@@ -336,7 +337,7 @@ def test_awaiting_what_needs_no_await_says_so(scripted: Make) -> None:
 
 def test_an_attribute_of_the_other_state_is_refused_with_the_way_to_write_it(scripted: Make) -> None:
     async def write(s: AsyncState) -> None:
-        s.text_iter()  # type: ignore[attr-defined]
+        s.text_iter()  # type: ignore[attr-defined]  # wrong on purpose
 
     assert message_of(write, scripted({}), AttributeError) == (
         "the state of an async program has no attribute 'text_iter'. Write async for piece in s.text_async_iter(...)."
@@ -345,11 +346,11 @@ def test_an_attribute_of_the_other_state_is_refused_with_the_way_to_write_it(scr
 
 def test_blocks_and_loops_that_wait_say_that_they_are_async(scripted: Make) -> None:
     async def block(s: AsyncState) -> None:
-        with s.fork(2):  # type: ignore[attr-defined]
+        with s.fork(2):  # type: ignore[attr-defined]  # wrong on purpose
             pass
 
     async def loop(s: AsyncState) -> None:
-        for _ in s.text_async_iter():  # type: ignore[attr-defined]
+        for _ in s.text_async_iter():  # type: ignore[attr-defined]  # wrong on purpose
             pass
 
     assert message_of(block, scripted({}), CallError) == (
@@ -467,7 +468,8 @@ def test_programs_of_both_kinds_run_each_other_three_deep(scripted: Make) -> Non
             return 1
         batch = synchronous.run_batch([{"depth": depth - 1}] * 2, num_threads=1, backend=backend)
         one = await synchronous.arun(depth=depth - 1, backend=backend)
-        return sum(state.ret_value for state in batch) + one.ret_value  # type: ignore[no-any-return]
+        total: int = sum(state.ret_value for state in batch) + one.ret_value
+        return total
 
     @function
     def synchronous(s: State, depth: int) -> int:
@@ -477,7 +479,8 @@ def test_programs_of_both_kinds_run_each_other_three_deep(scripted: Make) -> Non
         batch = asynchronous.run_batch([{"depth": depth - 1}] * 2, num_threads=1, backend=backend)
         one = asynchronous.run(depth=depth - 1, backend=backend)
         streamed = asynchronous.stream(depth=depth - 1, backend=backend)
-        return sum(state.ret_value for state in [*batch, one, streamed])  # type: ignore[no-any-return]
+        total: int = sum(state.ret_value for state in [*batch, one, streamed])
+        return total
 
     assert asynchronous.run(depth=3, backend=backend).ret_value == 3 * 4 * 3
     assert synchronous.run(depth=3, backend=backend).ret_value == 4 * 3 * 4

@@ -224,7 +224,7 @@ def test_a_join_in_no_known_mode_is_refused(scripted: Make) -> None:
         branches = s.fork(2)
         branches += gen("x")
         with pytest.raises(OptionError) as caught:
-            branches.join("votes")  # type: ignore[arg-type]
+            branches.join("votes")  # type: ignore[arg-type]  # wrong on purpose
         assert str(caught.value) == "join(): there is no mode 'votes' (str). Did you mean vote?"
         branches.join("gather_variable")
 

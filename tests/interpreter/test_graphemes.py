@@ -58,4 +58,4 @@ def test_a_state_gives_whole_graphemes_on_request(scripted: Callable[..., Script
     assert list(state.text_iter(name, graphemes=True)) == ["a", FAMILY, "b"]
     assert FAMILY not in list(state.text_iter(name))
     with pytest.raises(CallError, match=r"^text_iter\(\): there is no option grapheme\."):
-        state.text_iter(name, grapheme=True)  # type: ignore[arg-type]
+        state.text_iter(name, grapheme=True)  # type: ignore[arg-type]  # wrong on purpose

@@ -64,7 +64,7 @@ def test_what_is_no_backend_is_refused() -> None:
         ask.run(backend="cpu")
     assert str(caught.value) == "ask: the backend must be an Engine or another Backend, got 'cpu' (str)."
     with pytest.raises(OptionError, match=r"^set_default_backend\(\): the backend must be"):
-        set_default_backend(3)  # type: ignore[arg-type]
+        set_default_backend(3)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_options_come_from_the_call_then_the_run_then_the_function_then_the_backend(scripted: Make) -> None:
@@ -322,6 +322,6 @@ def test_cancelling_a_stream_ends_its_program(scripted: Make, eventually: Eventu
 
 def test_the_decorator_is_used_with_options_or_without() -> None:
     with pytest.raises(LangError, match=r"@function takes one function\. Its options are given by name"):
-        function(ask, 3)  # type: ignore[call-overload]
+        function(ask, 3)  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(LangError, match=r"@function needs a function, got 3 \(int\)"):
-        function(3)  # type: ignore[call-overload]
+        function(3)  # type: ignore[call-overload]  # wrong on purpose

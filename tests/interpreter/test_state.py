@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -50,18 +50,18 @@ def test_meta_tells_what_the_backend_said(scripted: Make) -> None:
 
 def test_names_of_other_frontends_are_refused_with_the_way_to_write_it(scripted: Make) -> None:
     state = run(lambda s: s.__iadd__(gen("a")), scripted({"a": "x"}))
-    assert message_of(lambda: state.get_var("a"), AttributeError) == (  # type: ignore[attr-defined]
+    assert message_of(lambda: state.get_var("a"), AttributeError) == (  # type: ignore[attr-defined]  # wrong on purpose
         "a state has no attribute 'get_var'. Write s[\"x\"]."
     )
-    assert message_of(lambda: state.get_meta_info("a"), AttributeError) == (  # type: ignore[attr-defined]
+    assert message_of(lambda: state.get_meta_info("a"), AttributeError) == (  # type: ignore[attr-defined]  # wrong on purpose
         "a state has no attribute 'get_meta_info'. Write s.meta(\"x\")."
     )
-    assert message_of(lambda: state.gen("a"), AttributeError) == (  # type: ignore[attr-defined]
+    assert message_of(lambda: state.gen("a"), AttributeError) == (  # type: ignore[attr-defined]  # wrong on purpose
         "a state has no attribute 'gen'. Write s += gen(\"x\")."
     )
-    assert message_of(lambda: state.nope, AttributeError) == "a state has no attribute 'nope'."  # type: ignore[attr-defined]
+    assert message_of(lambda: state.nope, AttributeError) == "a state has no attribute 'nope'."  # type: ignore[attr-defined]  # wrong on purpose
     for call in ("text_iter", "text_async_iter"):
-        assert message_of(lambda call=call: getattr(state, call)(var_name="a"), CallError) == (  # type: ignore[misc]
+        assert message_of(lambda call=call: getattr(state, call)(var_name="a"), CallError) == (  # type: ignore[misc]  # a default has no type in a lambda
             f'{call}(): there is no option var_name. Write s.{call}("x") for a variable.'
         )
 
@@ -121,8 +121,8 @@ def test_a_variable_is_read_as_it_was_set_last(scripted: Make) -> None:
 def test_a_name_that_is_no_string_is_refused(scripted: Make) -> None:
     state = run(lambda s: None, scripted({}))
     message = "s[...]: the name of a variable must be a string, got 0 (int)."
-    assert message_of(lambda: state[0], OptionError) == message  # type: ignore[index]
-    assert message_of(lambda: list(state), OptionError) == message  # type: ignore[call-overload]
+    assert message_of(lambda: state[0], OptionError) == message  # type: ignore[index]  # wrong on purpose
+    assert message_of(lambda: list(state), OptionError) == message  # type: ignore[call-overload]  # wrong on purpose
 
 
 def test_an_operation_is_not_a_value(scripted: Make) -> None:
@@ -142,7 +142,7 @@ def test_plus_without_equals_is_refused(scripted: Make) -> None:
 def test_an_expression_that_cannot_be_appended_leaves_the_state_as_it_was(scripted: Make) -> None:
     def write(s: State) -> None:
         s += "kept"
-        assert message_of(lambda: s.__iadd__(None), LangError).startswith("cannot append None (NoneType) to a state.")  # type: ignore[arg-type]
+        assert message_of(lambda: s.__iadd__(None), LangError).startswith("cannot append None (NoneType) to a state.")  # type: ignore[arg-type]  # wrong on purpose
         assert message_of(lambda: s.__iadd__("lost" + gen("x") + Var("nope")), UnknownVariable)
         assert "x" not in s
 
@@ -196,7 +196,8 @@ def test_pieces_arrive_before_the_text_is_done(scripted: Make) -> None:
         pieces = s.text_iter("a")
         assert next(pieces) == "x"
         assert not s._transcript.find("a").done
-        pieces.close()  # type: ignore[attr-defined]
+        assert isinstance(pieces, Generator)
+        pieces.close()
 
     run(write, scripted({"a": "x" * 20}, delay_s=0.01, piece_len=1))
 

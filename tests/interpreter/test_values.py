@@ -14,6 +14,7 @@ from branchwise.interpreter import Completion
 from branchwise.interpreter.values import value_of
 from branchwise.lang import GenOptions
 from branchwise.lang.schema import schema_of
+from tests.told import completion_of
 
 
 @dataclass
@@ -38,7 +39,7 @@ def test_the_variable_is_the_value_and_the_text_stays(scripted: Callable[..., Sc
     assert state.ret_value == 5
     assert state.text() == 'At {"x": 2, "y": 5}, again ..[1]'
     assert "".join(state.text_iter("p")) == '{"x": 2, "y": 5}'
-    assert state.meta("p").text == '{"x": 2, "y": 5}'  # type: ignore[union-attr]
+    assert completion_of(state, "p").text == '{"x": 2, "y": 5}'
 
 
 def test_a_text_that_is_no_value_is_told_to_its_reader_alone(scripted: Callable[..., Scripted]) -> None:
@@ -57,7 +58,7 @@ def test_a_text_that_is_no_value_is_told_to_its_reader_alone(scripted: Callable[
             "gen(\"p\"): the text is no value of the type: 'two' is not int. It is '{\"x\": \"two\"}' (str); "
             "s.meta(name).text has all of it."
         )
-    assert state.meta("p").text == '{"x": "two"}'  # type: ignore[union-attr]
+    assert completion_of(state, "p").text == '{"x": "two"}'
     assert "".join(state.text_iter("p")) == '{"x": "two"}'
 
 

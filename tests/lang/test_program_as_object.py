@@ -119,9 +119,9 @@ def test_a_program_can_be_sent_to_another_process(tmp_path: Path) -> None:
 
 
 def test_it_looks_like_its_function() -> None:
-    assert (ask.__name__, ask.__doc__, ask.__module__) == ("ask", "Answers.", __name__)  # type: ignore[attr-defined]
+    assert (ask.__name__, ask.__doc__, ask.__module__) == ("ask", "Answers.", __name__)  # type: ignore[attr-defined]  # functools adds them
     assert list(inspect.signature(ask).parameters) == ["s", "q", "tone"]
-    assert inspect.unwrap(ask) is ask.__wrapped__  # type: ignore[attr-defined]
+    assert inspect.unwrap(ask) is ask.__wrapped__  # type: ignore[attr-defined]  # likewise
     assert not ask.is_async
     assert ask_later.is_async
 
@@ -179,7 +179,7 @@ def test_a_class_method_is_decorated_the_other_way_round() -> None:
     with pytest.raises(LangError, match="@function needs a function"):
 
         class Wrong:
-            @function  # type: ignore[arg-type]
+            @function
             @classmethod
             def ask(cls, s: State) -> None: ...
 

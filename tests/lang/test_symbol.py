@@ -52,7 +52,7 @@ def test_a_symbol_can_be_put_between_texts(symbol: Symbol) -> None:
         (lambda x: print([x]), "made into text; appended with +, it could be traced"),
         (lambda x: f"{x}", "formatted into text; appended with +, it could be traced"),
         (lambda x: f"{x!r}", "made into text; appended with +, it could be traced"),
-        (lambda x: "%s" % x, "made into text; appended with +, it could be traced"),  # noqa: UP031
+        (lambda x: "%s" % x, "made into text; appended with +, it could be traced"),  # noqa: UP031  # it is what users write
         (lambda x: x.strip(), "asked for its strip"),
         (lambda x: copy.deepcopy(x), "copied"),
     ],

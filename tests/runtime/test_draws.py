@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,9 +27,9 @@ def compiled() -> None:
     assert loading_kernel().result() is not None, "there is no compiled code to test"
 
 
-def request(sampling: SamplingParams, **options: object) -> Request:
+def request(sampling: SamplingParams, **options: Any) -> Request:
     prompt = array("i", [5, 6, 7])
-    return Request(tokens=prompt, num_prompt=3, on_done=lambda _: None, sampling=sampling, **options)  # type: ignore[arg-type]
+    return Request(tokens=prompt, num_prompt=3, on_done=lambda _: None, sampling=sampling, **options)
 
 
 def drawn(logits: Tensor, *requests: Request) -> list[int | Exception]:

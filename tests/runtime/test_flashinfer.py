@@ -127,7 +127,8 @@ def test_the_workspace_is_as_large_as_a_step_may_need() -> None:
         needed = workspace_bytes(level([1] * rows), spec) / 2**20
         assert mib * 0.75 < needed < mib * 1.3, needed
     attention = backend(Library())
-    attention._reserve(SimpleNamespace(levels=(level([1] * 2000),), flat=None), {spec})  # type: ignore[arg-type]
+    batch: Any = SimpleNamespace(levels=(level([1] * 2000),), flat=None)
+    attention._reserve(batch, {spec})
     assert len(attention._workspace) == workspace_bytes(level([1] * 2000), spec) > LEAST_WORKSPACE
 
 
@@ -168,9 +169,10 @@ def test_whole_models_give_the_tokens_of_transformers(
 
 def test_a_gpu_without_flashinfer_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     spec, gpu = AttnSpec(H, K, D, 1.0), SimpleNamespace(type="cuda")
-    model, pool = SimpleNamespace(device=gpu, specs=[spec]), SimpleNamespace(dtype=torch.bfloat16)
+    model: Any = SimpleNamespace(device=gpu, specs=[spec])
+    pool: Any = SimpleNamespace(dtype=torch.bfloat16)
     with caplog.at_level(logging.WARNING, "branchwise"):
-        attention, _ = engine.attention_for(model, pool)  # type: ignore[arg-type]
+        attention, _ = engine.attention_for(model, pool)
     assert isinstance(attention, ReferenceAttention)
     assert "FlashInfer cannot be used (ModuleNotFoundError" in caplog.text
     assert "pip install branchwise[cuda]" in caplog.text

@@ -15,6 +15,8 @@ from branchwise.runtime import Engine, Result
 from branchwise.runtime.constrain import Choices, Compiler, Regex, Vocab
 from branchwise.runtime.healing import MOST_HELD, Healer
 
+from ..conftest import MakeTiny
+
 WORDS = [b"", b"h", b"t", b"p", b":", b"/", b" ", b"ht", b"http", b"://", b":/", b" a", b"a", b"th", b"pp", b"e", b"1"]
 VOCAB = Vocab(WORDS, special_ids=[0], eos_ids=[0])
 ID = {spelled: token for token, spelled in enumerate(WORDS)}
@@ -78,8 +80,8 @@ def test_a_constraint_is_on_what_follows_the_prompt() -> None:
 
 
 @pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest, make_tiny: object) -> Iterator[Engine]:
-    with Engine(make_tiny("llama"), num_slots=2048, seed=0) as engine:  # type: ignore[operator]  # a session's fixture
+def engine(request: pytest.FixtureRequest, make_tiny: MakeTiny) -> Iterator[Engine]:
+    with Engine(make_tiny("llama"), num_slots=2048, seed=0) as engine:
         yield engine
         engine.check()
 
@@ -107,9 +109,9 @@ def test_the_text_of_the_prompt_stays_whatever_its_tokens_become(
     assert result.prompt_tokens == len(engine.prompt_tokens(prompt))
 
 
-def test_each_held_token_is_the_likeliest_of_those_that_may_stand_there(engine: Engine, make_tiny: object) -> None:
+def test_each_held_token_is_the_likeliest_of_those_that_may_stand_there(engine: Engine, make_tiny: MakeTiny) -> None:
     """Against transformers, one pass a token."""
-    model = AutoModelForCausalLM.from_pretrained(make_tiny("llama"), dtype=torch.float32)  # type: ignore[operator]
+    model = AutoModelForCausalLM.from_pretrained(make_tiny("llama"), dtype=torch.float32)
     healed = 0
     for prompt in ["The capital of Fran", "past the ol", "12 + 3", "how de", "Tip 1, ti", "nobody kno", "The r"]:
         ids = list(engine.prompt_tokens(prompt))

@@ -139,7 +139,7 @@ def test_a_text_is_scored_in_chunks_also_when_it_is_cached() -> None:
 
 def crowd(sim: Simulation) -> Simulation:
     """Let it admit whoever's prompt fits, so that it runs out of slots."""
-    sim.scheduler._still_needed = lambda: 0.0  # type: ignore[method-assign]
+    sim.scheduler._still_needed = lambda: 0.0  # type: ignore[method-assign]  # so that it expects nothing
     return sim
 
 

@@ -628,7 +628,7 @@ def test_another_models_cache_is_refused_and_changes_nothing(
 
 def test_another_version_and_another_tokenizer_are_refused(tiny_model: Path, saved: Path) -> None:
     with safe_open(saved, framework="pt") as file:
-        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # a file is no dict
     with Engine(tiny_model, num_slots=256) as engine:
         for name, here in (("version", "1"), ("tokenizer", engine.tokenizer.fingerprint)):
             save_file(tensors, saved, {**metadata, name: "other"})

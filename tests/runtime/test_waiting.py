@@ -13,7 +13,7 @@ import pytest
 from branchwise.runtime.policies import SCHEDULING, AdmissionOrder, Candidate
 from branchwise.runtime.request import Request
 from branchwise.runtime.slots import SlotPool
-from branchwise.runtime.tree import Match, RadixTree
+from branchwise.runtime.tree import Match, Node, RadixTree
 from branchwise.runtime.waiting import NEIGHBOURS, PATIENCE, Waiting
 
 from .simulation import Simulation
@@ -24,9 +24,9 @@ class CountingTree(RadixTree):
 
     matches = 0
 
-    def match(self, tokens: array[int], start: object = None) -> Match:
+    def match(self, tokens: array[int], start: Node | None = None) -> Match:
         self.matches += 1
-        return super().match(tokens, start)  # type: ignore[arg-type]
+        return super().match(tokens, start)
 
 
 @pytest.fixture
