@@ -6,11 +6,12 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from figures import read, spread
 from tokenizers import Tokenizer
 
 LIMIT_S = 20
@@ -185,16 +186,6 @@ def judge(engine: str, folder: Path, kind: str, entries: list[dict[str, Any]]) -
         f"{sum(each[3] for each in done)} invalid let through"
     )
     print(f"    compile ms: {spread((each[1] for each in done), 1e3)}; mask us: {spread(masks, 1e6)}")
-
-
-def spread(values: Iterable[float], scale: float) -> str:
-    ordered = sorted(value * scale for value in values)
-    at = [ordered[min(len(ordered) - 1, int(len(ordered) * part))] for part in (0.5, 0.95)]
-    return f"p50 {at[0]:.1f}, p95 {at[1]:.1f}, max {ordered[-1]:.1f}"
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import wait
 from functools import partial
 from itertools import pairwise
@@ -26,6 +26,7 @@ from threading import Event, Thread
 from typing import Any, NamedTuple
 
 import torch
+from figures import read, spread
 
 from branchwise.runtime import Engine, GenerateParams
 from branchwise.runtime.constrain import Compiler, Constraint, JsonSchema, Regex, Spec, Vocab
@@ -229,16 +230,6 @@ def steps_beside_compilations(schemas: Sequence[str], seconds: float = 10.0) -> 
         stop.set()
         compiling.join()
     return spread(alone, 1e3), spread(beside, 1e3)
-
-
-def spread(values: Iterable[float], scale: float) -> str:
-    ordered = sorted(value * scale for value in values)
-    at = [ordered[min(len(ordered) - 1, int(len(ordered) * part))] for part in (0.5, 0.95)]
-    return f"p50 {at[0]:.1f}, p95 {at[1]:.1f}, max {ordered[-1]:.1f}"
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def main() -> None:

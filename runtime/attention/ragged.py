@@ -265,7 +265,7 @@ def attend_rows(
         for j in range(n, whole):
             for d in range(D):
                 keys[j, d], values[j, d] = ZERO, ZERO
-        multiply_all(scores, keys, queries, whole, padded)
+        multiply_all(scores, keys, queries, whole, D, padded)
         if cap > 0:
             for j in range(n):
                 for i in range(padded):
@@ -293,7 +293,7 @@ def attend_rows(
         for d in range(D):
             for i in range(padded):
                 output[d, i] *= factor[i]
-        add_all(output, values, scores, whole, padded)
+        add_all(output, values, scores, D, whole, padded)
     for i in range(lanes):
         row, h = r0 + i // G, kh * G + i % G
         before, found = _merge(lse, row, h, highest[i], total[i])
@@ -324,7 +324,7 @@ def kernel(head_dim: int, repeat: int, half: bool, folder: Path) -> Callable[...
     D, G, B = head_dim, repeat, BLOCK
     L = max(MOST_LANES, -(-repeat // LANES) * LANES)
 
-    multiply_all, add_all = products(D, B, L)
+    multiply_all, add_all = products(D, L)
 
     def attend(
         units: Any, stages: Any, counters: Any, slots: Any, window: Any, q: Any, k: Any, v: Any, out: Any,

@@ -32,44 +32,35 @@ def widest() -> int:
     return 3 if binding.get_host_cpu_features().get("avx512f", False) else 1
 
 
-def products(head_dim: int, block: int, lanes: int) -> tuple[Any, Any]:
-    """Two functions, of (result, left, right, count, lanes in use), the latter a multiple of `LANES`; all float32.
+def products(head_dim: int, lanes: int) -> tuple[Any, Any]:
+    """Two functions, of (result, left, right, rows, terms, used), float32; of `used` lanes, a multiple of `LANES`.
 
-    The first makes scores, `count` rows: result [block, lanes] = left [block, head_dim] @ right [head_dim, lanes].
-    The second adds to outputs: result [head_dim, lanes] += left[:count].T @ right[:count], left [block, head_dim].
-    `count` and `head_dim` are multiples of `M`.
+    The first makes scores: result[:rows] = left[:rows] @ right[:terms], of left [block, head_dim] and right
+    [head_dim, lanes]. The second adds to outputs: result[:rows] += left[:terms, :rows].T @ right[:terms], of left
+    [block, head_dim] and right [block, lanes]. `rows` is a multiple of `M`.
     """
+    return _covered(lanes, (head_dim, 1), from_zero=True), _covered(lanes, (1, head_dim), from_zero=False)
+
+
+def _covered(lanes: int, strides: tuple[int, int], *, from_zero: bool) -> Any:
+    """A function that covers a result with tiles, as wide as may be."""
     most = widest()
-    fresh = [tile(M, vectors, lanes, (head_dim, 1), from_zero=True) for vectors in range(1, most + 1)]
-    more = [tile(M, vectors, lanes, (1, head_dim), from_zero=False) for vectors in range(1, most + 1)]
-    multiply, multiply_last, multiply_two = fresh[-1], fresh[0], fresh[min(1, most - 1)]
-    add, add_last, add_two = more[-1], more[0], more[min(1, most - 1)]
+    by_width = [tile(M, vectors, lanes, strides, from_zero=from_zero) for vectors in range(1, most + 1)]
+    one, two, wide = by_width[0], by_width[min(1, most - 1)], by_width[-1]
 
     @_inline
-    def multiply_all(result: Any, left: Any, right: Any, count: Any, used: Any) -> None:
+    def cover(result: Any, left: Any, right: Any, rows: Any, terms: Any, used: Any) -> None:
         whole = used // (most * LANES) * (most * LANES)
         for i in range(0, whole, most * LANES):
-            for m in range(0, count, M):
-                multiply(result, left, right, m, i, head_dim)
-        for m in range(0, count, M):
+            for m in range(0, rows, M):
+                wide(result, left, right, m, i, terms)
+        for m in range(0, rows, M):
             if used - whole == 2 * LANES:
-                multiply_two(result, left, right, m, whole, head_dim)
+                two(result, left, right, m, whole, terms)
             elif used > whole:
-                multiply_last(result, left, right, m, whole, head_dim)
+                one(result, left, right, m, whole, terms)
 
-    @_inline
-    def add_all(result: Any, left: Any, right: Any, count: Any, used: Any) -> None:
-        whole = used // (most * LANES) * (most * LANES)
-        for i in range(0, whole, most * LANES):
-            for m in range(0, head_dim, M):
-                add(result, left, right, m, i, count)
-        for m in range(0, head_dim, M):
-            if used - whole == 2 * LANES:
-                add_two(result, left, right, m, whole, count)
-            elif used > whole:
-                add_last(result, left, right, m, whole, count)
-
-    return multiply_all, add_all
+    return cover
 
 
 def tile(rows: int, vectors: int, lanes: int, strides: tuple[int | None, int], *, from_zero: bool) -> Any:

@@ -32,11 +32,11 @@ from ..attention.ragged import (
 )
 from ..attention.tiles import products, tile, widest
 from ..attention.units import MOST_LANES
+from .fused import MOST_ROWS
 
 WIDTH = widest() * tiles.LANES
 """Outputs of a panel."""
 
-MOST_ROWS = 64
 ROWS = 8
 """Rows of a tile where there are as many; buffers are padded to a multiple of it."""
 
@@ -129,9 +129,9 @@ def kernel(head_dim: int, repeat: int, folder: Path) -> Callable[..., None]:
     Args:
         folder: where compiled code is kept.
     """
-    D, G = head_dim, repeat
+    D, G, most_rows = head_dim, repeat, MOST_ROWS
     L = max(MOST_LANES, -(-repeat // LANES) * LANES)
-    multiply_all, add_all = products(D, BLOCK, L)
+    multiply_all, add_all = products(D, L)
     tile_1, tile_4, tile_8 = (tile(rows, widest(), WIDTH, (None, 1), from_zero=True) for rows in (1, 4, ROWS))
 
     @inline
@@ -174,7 +174,7 @@ def kernel(head_dim: int, repeat: int, folder: Path) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         rows, layers, num_stages = len(write_slots), len(attn_norms), len(stages) - 1
         row_items = (rows + ITEM_ROWS - 1) // ITEM_ROWS
-        result, second = np.empty((MOST_ROWS, WIDTH), np.float32), np.empty((MOST_ROWS, WIDTH), np.float32)
+        result, second = np.empty((most_rows, WIDTH), np.float32), np.empty((most_rows, WIDTH), np.float32)
         q_lanes, output = np.empty((D, L), np.float32), np.empty((D, L), np.float32)
         row_queries, row_output = np.empty((G, D), np.float32), np.empty((G, D), np.float32)
         scores, row_scores = np.empty((BLOCK, L), np.float32), np.empty((G, BLOCK), np.float32)

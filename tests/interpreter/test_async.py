@@ -178,7 +178,8 @@ def test_a_join_raises_the_failure_of_the_first_branch_that_failed(scripted: Mak
         with pytest.raises(GenerationError) as caught:
             await branches.join()
         assert caught.value.__notes__[-1] == "It was raised by branch 1 of 3."
-        return await branches[2]["x"]  # type: ignore[no-any-return]
+        answer: str = await branches[2]["x"]
+        return answer
 
     backend = scripted(lambda asked: ValueError("boom") if asked.prompt == "1" else asked.prompt, delay_s=0.001)
     assert run(write, backend).ret_value == "2"
@@ -190,7 +191,8 @@ def test_a_called_program_goes_on_in_the_same_state(scripted: Make) -> None:
         s += f"{depth}" + gen("b")
         if depth:
             await inner(s, depth - 1)
-        return await s["b"]  # type: ignore[no-any-return]
+        answer: str = await s["b"]
+        return answer
 
     async def write(s: AsyncState) -> str:
         value: str = await inner(s, 2)
@@ -211,7 +213,8 @@ def test_a_program_that_waits_runs_on_a_thread_when_an_async_one_calls_it(script
         s += what + gen("b")
         with s.fork(2) as branches:
             branches += gen("c")
-        return "".join(s["c"]) + s["b"]  # type: ignore[no-any-return]
+        answer: str = "".join(s["c"]) + s["b"]
+        return answer
 
     async def write(s: AsyncState) -> Any:
         nonlocal loop_thread
@@ -239,7 +242,8 @@ def test_an_async_method_is_a_program(scripted: Make) -> None:
         @function
         async def ask(self, s: AsyncState) -> str:
             s += self.name + gen("a")
-            return await s["a"]  # type: ignore[no-any-return]
+            answer: str = await s["a"]
+            return answer
 
     assert Agent().ask.run(backend=scripted({"a": "A"})).text() == "adaA"
 
