@@ -22,6 +22,7 @@ from . import tools
 from .chat import ChatTemplate, Item, Loose, Schemas, Turn, compose
 from .encode import Encoder, TokenStream, protect, unescape
 from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Times, Usage
+from .trace import Trace
 
 
 class Engine(runtime.Engine):
@@ -97,7 +98,7 @@ class LocalSession:
         def on_done(sample: int, result: runtime.Result | Exception) -> None:
             results[sample] = result
             if all(r is not None for r in results):
-                guarded(listener, lambda: listener.on_done(self._completed([r for r in results if r is not None])))
+                guarded(listener, lambda: listener.on_done(self._completed(prompt, [r for r in results if r is not None])))
 
         self._handle = self._engine.start(
             prompt,
@@ -153,13 +154,19 @@ class LocalSession:
             return 0  # the template changed it
         return len(unescape(written[len(written) - end :]).encode()) if end else 0
 
-    def _completed(self, results: list[runtime.Result | Exception]) -> Completion:
+    def _trace(self, prompt: array[int], result: runtime.Result) -> Trace:
+        computed = prompt[result.hit_tokens :]
+        return Trace(
+            computed, result.tokens, frozenset(result.forced_at), self._engine.tokenizer.spelled, result.healed_bytes
+        )
+
+    def _completed(self, prompt: array[int], results: list[runtime.Result | Exception]) -> Completion:
         """Go on with the first sample; raise the first failure."""
         samples = []
         for result in results:
             if isinstance(result, Exception):
                 raise result
-            samples.append(completion(result))
+            samples.append(replace(completion(result), trace=self._trace(prompt, result)))
         first = results[0]
         assert isinstance(first, runtime.Result)
         kept = self._following(first.text.removesuffix(first.tail) if first.tail else first.text, plain=True)

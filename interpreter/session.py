@@ -8,10 +8,12 @@ call of a session blocks: what takes time comes back through a `Stream`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from branchwise.lang import Gen, GenOptions, RoleBegin, RoleEnd, Select, Text, Tools
+
+from .trace import Trace
 
 Segment: TypeAlias = Text | RoleBegin | RoleEnd | Tools
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -64,6 +66,7 @@ class Completion:
     detail: str = ""
     times: Times = Times()
     samples: tuple[Completion, ...] = ()  # all n of them, this one first; empty when n is 1
+    trace: Trace | None = field(default=None, repr=False, compare=False)  # where its tokens came from
 
 
 @dataclass(frozen=True, slots=True)

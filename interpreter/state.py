@@ -36,6 +36,7 @@ from .graphemes import whole_graphemes
 from .outcome import Outcome
 from .reaper import REAPER
 from .session import Completion, Selection
+from .show import as_html, live
 from .transcript import Transcript
 
 
@@ -162,7 +163,9 @@ class State:
             raise CallError(f"fork(): there is no option {name}. Write s.fork(3) for three branches.")
         number = whole_number(count, f"fork({count}): the number of branches", least=1)
         executors = self._executor.fork(number, keep_alive=self._view_of or self)
-        return Branches(self, [self._child(executor) for executor in executors])
+        states = [self._child(executor) for executor in executors]
+        self._transcript.branched([state._transcript for state in states])
+        return Branches(self, states)
 
     def copy(self) -> State:
         """Another state that goes on from here."""
@@ -271,6 +274,14 @@ class State:
             self._executor.stop("cancel() was called")
         else:
             self._executor.cancel("cancel() was called")
+
+    def show(self) -> None:
+        """Show this state: in a notebook in the cell, as it grows until all that is written is done; else as text."""
+        with self._cancelled_by_interrupt():
+            live(self._transcript, lambda: not self._outside or self._transcript.ended.done)
+
+    def _repr_html_(self) -> str:
+        return as_html(self._transcript)
 
     def __repr__(self) -> str:
         text = self._transcript.text_so_far()

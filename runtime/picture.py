@@ -186,13 +186,13 @@ def curve(above: Place, below: Place) -> str:
 
 def shortened(text: str, most: int) -> str:
     """`text` on one line, its middle left out where it is longer than `most`."""
-    line = text.replace("\n", "↵")
+    line = text.strip(" ").replace("\n", "↵")
     half = (most - 1) // 2
     return line if len(line) <= most else f"{line[: most - 1 - half]}…{line[len(line) - half :] if half else ''}"
 
 
 def _width(box: Box) -> float:
-    return ROOT_WIDTH if box.text == "root" and box.parent is None else round(58 + 15 * box.num_tokens**0.5, 1)
+    return ROOT_WIDTH if box.text == "root" and box.parent is None else round(min(460, 56 + 36 * box.num_tokens**0.5), 1)
 
 
 def _label(box: Box) -> str:
