@@ -1,4 +1,5 @@
 # make demo: the example programs on a small model.  make test: the whole suite.  make lint: ruff and mypy.
+# make bench: all benchmarks beside all peers, 25 minutes on a quiet machine; make bench-quick: a share, 3 minutes.
 # make bench-tree, bench-hits: what the tree costs, what the scheduling policies share; see benchmarks/RESULTS.md.
 #
 # All of it happens in .venv, which is made once and brought up to date when pyproject.toml or constraints.txt change.
@@ -13,7 +14,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet install --constraint con
 MODEL := smollm2-135m
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint clean bench-tree bench-hits
+.PHONY: demo test lint pyright clean bench bench-quick bench-tree bench-hits
 
 # The first run fetches the model (93 to 270 MB) and keeps it in the user's cache.
 demo: $(VENV)/.installed
@@ -30,8 +31,20 @@ lint: $(VENV)/.installed-dev
 	rm -rf build && mkdir build
 	$(PY) -m build --wheel --no-isolation --outdir build/wheel . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	$(PIP) --no-deps --target build/typed/site build/wheel/branchwise-*.whl
-	cp tests/typing/program.py build/typed/
-	cd build/typed && MYPYPATH=site ../../$(VENV)/bin/mypy --config-file ../../pyproject.toml program.py
+	cp tests/typing/*.py build/typed/
+	cd build/typed && MYPYPATH=site ../../$(VENV)/bin/mypy --config-file ../../pyproject.toml program.py programs.py
+
+# The same programs by pyright, which needs Node.js and gets its code from npm at its first run.
+pyright: $(VENV)/.installed-dev
+	$(PY) -m pip --disable-pip-version-check --quiet install pyright==1.1.414
+	$(VENV)/bin/pyright --pythonpath $(PY)
+
+# Sets up the peers first, each in an environment of its own in the user's cache (or $BRANCHWISE_BENCH).
+bench: $(VENV)/.installed
+	$(PY) benchmarks/run.py
+
+bench-quick: $(VENV)/.installed
+	$(PY) benchmarks/run.py --quick
 
 bench-tree: $(VENV)/.installed
 	$(PY) benchmarks/tree.py

@@ -3,14 +3,21 @@
 import time
 
 import agent
+import character
 import chat
+import dates
+import extraction
 import few_shot
 import parallel_tips
+import query
 import self_consistency
+import tool_call
 
 from branchwise import Engine
 
-EXAMPLES = [few_shot, parallel_tips, self_consistency, agent, chat]
+EXAMPLES = [
+    few_shot, parallel_tips, self_consistency, agent, chat, extraction, character, dates, query, tool_call,
+]  # fmt: skip
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """Running programs: states, forks and joins, over sessions that a backend opens."""
 
+from .async_branches import AsyncBranches
+from .async_state import AsyncState
 from .branches import Branches
-from .errors import Cancelled, GenerationError, NoBackend, RunError, UnknownVariable
+from .errors import Cancelled, GenerationError, InvalidText, NoBackend, RunError, TruncatedText, UnknownVariable
 from .run import Interpreter, function, set_default_backend
 from .scripted import Asked, Scripted
 from .session import (
@@ -15,12 +17,15 @@ from .session import (
     Selection,
     Session,
     Times,
+    TokenLogprob,
     Usage,
 )
 from .state import State
 
 __all__ = [
     "Asked",
+    "AsyncBranches",
+    "AsyncState",
     "Backend",
     "Branches",
     "Cancel",
@@ -30,6 +35,7 @@ __all__ = [
     "FinishReason",
     "GenerationError",
     "Interpreter",
+    "InvalidText",
     "Listener",
     "NoBackend",
     "RunError",
@@ -39,6 +45,8 @@ __all__ = [
     "Session",
     "State",
     "Times",
+    "TokenLogprob",
+    "TruncatedText",
     "UnknownVariable",
     "Usage",
     "function",

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
+
+from .memo import Memo
 
 # Noncharacters. In escaped text ESCAPE is always the first of a pair, and CUT is nowhere: `chat.py` cuts there.
 ESCAPE, CUT = "\ufdd0", "\ufdd1"
@@ -25,6 +28,9 @@ PLAIN = ESCAPE + "\ufdd2"  # nothing, but no spelling goes on across it
 HIDDEN = ESCAPE + "\ufdd4"  # the character whose code follows, in six digits that are noncharacters, too
 _DIGITS = "".join(map(chr, range(0xFDE0, 0xFDF0)))
 _PAIRS = {ESCAPE: ESCAPE * 2, CUT: ESCAPE + "\ufdd3"}
+_BETWEEN_WORDS = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
+PART_LEN = 200
+"""Characters that are kept together, at least: less would be looked up more often, more would be shared less often."""
 _MEANINGS = {PLAIN: ""} | {pair: character for character, pair in _PAIRS.items()}
 
 
@@ -33,6 +39,8 @@ class Vocabulary(Protocol):
 
     @property
     def special_texts(self) -> Mapping[int, str]: ...
+    @property
+    def parts_at_words(self) -> bool: ...
     def encode(self, text: str, *, at_start: bool, control: bool, bos: bool = True) -> list[int]: ...
 
 
@@ -41,6 +49,7 @@ class Encoder:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        self._memo = Memo()
         spellings = sorted(filter(None, vocabulary.special_texts.values()), key=len, reverse=True)
         any_spelling = "|".join(map(re.escape, spellings))
         self._control = re.compile(any_spelling) if spellings else None
@@ -69,7 +78,19 @@ class Encoder:
         return after
 
     def encode(self, text: str, *, at_start: bool, bos: bool) -> list[int]:
-        """The tokens of escaped `text`. At the start of a conversation, with the model's BOS if `bos`."""
+        """The tokens of escaped `text`. At the start of a conversation, with the model's BOS if `bos`.
+
+        What was encoded before, and not too long ago, is not encoded again, nor is the beginning of a text that
+        begins like one that was.
+        """
+        tokens: list[int] = []
+        for part in parts(text) if self._vocabulary.parts_at_words else [text]:
+            how = at_start, bos
+            tokens += self._memo.tokens(part, how, partial(self._encode, part, at_start=at_start, bos=bos))
+            at_start = bos = False
+        return tokens
+
+    def _encode(self, text: str, *, at_start: bool, bos: bool) -> list[int]:
         if ESCAPE not in text:
             return self._vocabulary.encode(text, at_start=at_start, control=True, bos=bos)
         tokens: list[int] = []
@@ -100,6 +121,15 @@ class Encoder:
             start = match.end()
         if start < len(text):
             yield unescape(text[start:]), False
+
+
+def parts(text: str) -> Iterator[str]:
+    """`text` cut where no token lies across, each time after so many characters: equal beginnings have equal parts."""
+    start = 0
+    while cut := _BETWEEN_WORDS.search(text, start + PART_LEN):
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
 
 
 def protect(text: str) -> str:

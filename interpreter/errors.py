@@ -11,6 +11,21 @@ class GenerationError(RunError):
     """A call of a program failed where it was computed; the cause is chained."""
 
 
+class InvalidText(GenerationError):
+    """A generated text is not a value of the schema or type that was asked for; `text` holds it."""
+
+    def __init__(self, message: str, text: str) -> None:
+        super().__init__(message)
+        self.text = text
+
+    def __reduce__(self) -> tuple[type[InvalidText], tuple[str, str]]:
+        return type(self), (str(self), self.text)
+
+
+class TruncatedText(InvalidText):
+    """A generated text ends before it is a value: a limit or a stop came first."""
+
+
 class Cancelled(RunError):
     """What is waited for was cancelled before it was done."""
 

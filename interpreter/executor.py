@@ -7,19 +7,21 @@ answer, works the queue until the next question is out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 from weakref import WeakSet
 
 from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text, Tools
 from branchwise.lang.checks import characters
 
+from .errors import InvalidText
 from .outcome import Failure, Outcome, cancelled
 from .session import Cancel, Completion, Delta, Selection, Session
 from .transcript import Ask, Quote
 from .transcript import Task as WrittenTask
+from .values import value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,16 @@ class Executor:
     It holds no state: a state that nobody holds any more can be seen to go.
     """
 
-    def __init__(self, session: Session | None = None, keep_alive: object = None) -> None:
+    def __init__(
+        self,
+        session: Session | None = None,
+        keep_alive: object = None,
+        prepare: Callable[[Gen], None] | None = None,
+    ) -> None:
         self._lock = Lock()  # guards all fields; never held while a session, an outcome or another executor is called
         self._session = session  # None: not forked yet, or given back
         self._keep_alive = keep_alive  # what must live until this executor has its session: the parent's state
+        self._prepare = prepare if session is None else session.prepare
         self._queue: deque[Task] = deque()
         self._working = False  # a thread is in `_work`
         self._asked: Ask | None = None  # its answer is awaited
@@ -75,22 +83,27 @@ class Executor:
             if failure is None:
                 self._queue.extend(tasks)
         if failure is None:
+            self._look_ahead(tasks)
             advance(self)
         else:
             _settle(tasks, failure)
 
     def wait(self) -> None:
         """Wait until everything added so far is done; raise the first failure."""
+        self.reach().value()
+
+    def reach(self) -> Outcome:
+        """What is settled once everything added so far is done, or has failed."""
         reached = Reached(Outcome())
         self.add([reached])
-        reached.outcome.value()
+        return reached.outcome
 
     def fork(self, count: int, keep_alive: object) -> list[Executor]:
         """Executors that go on from here, once everything added so far is done.
 
         `keep_alive` lives until then, even if nobody else holds it.
         """
-        children = [Executor(keep_alive=keep_alive) for _ in range(count)]
+        children = [Executor(keep_alive=keep_alive, prepare=self._prepare) for _ in range(count)]
         with self._lock:
             self._children.update(children)
         self.add([Fork(tuple(children))])
@@ -117,6 +130,12 @@ class Executor:
             with executor._lock:
                 family.extend(executor._children)
         return family
+
+    def _look_ahead(self, tasks: Sequence[Task]) -> None:
+        """What has a constraint may wait here for a while: the backend compiles it meanwhile."""
+        for task in tasks:
+            if self._prepare and isinstance(task, Ask) and isinstance(task.op, Gen) and task.op.options.constrained:
+                self._prepare(task.op)
 
     # The queue
 
@@ -169,7 +188,7 @@ class Executor:
             case Quote(source, outcome):
                 said = characters(source.text(), "the variable")  # settled: its own task came before this one
                 session.append(Text(said, control=False))
-                outcome.succeed(source.value(), source.text())
+                source.copy_to(outcome)
             case Fork(children):
                 for child, branch in zip(children, session.fork(len(children)), strict=True):
                     child._begin(branch)
@@ -285,9 +304,18 @@ class _GenListener:
         if result.finish_reason == "cancelled":
             failure = cancelled(f"{self._ask.op.call} was cancelled by the backend")
         else:
-            value = [sample.text for sample in result.samples] if result.samples else result.text
-            failure = _keep(self._ask, value, result.text, result)
+            failure = _keep(self._ask, *self._value(result), result.text, result)
         self._executor._answered(self._ask, failure)
+
+    def _value(self, result: Completion) -> tuple[Any, Failure | None]:
+        """What the variable is, or why it is nothing."""
+        assert isinstance(self._ask.op, Gen)
+        try:
+            if result.samples:
+                return [value_of(sample, self._ask.op.options) for sample in result.samples], None
+            return value_of(result, self._ask.op.options), None
+        except InvalidText as error:
+            return None, _failure(error, self._ask)
 
     def on_failed(self, error: Exception) -> None:
         self._executor._answered(self._ask, _failure(error, self._ask))
@@ -304,16 +332,18 @@ class _SelectListener:
         """Nothing is certain before the winner is."""
 
     def on_done(self, result: Selection) -> None:
-        self._executor._answered(self._ask, _keep(self._ask, result.choice, result.choice, result))
+        self._executor._answered(self._ask, _keep(self._ask, result.choice, None, result.choice, result))
 
     def on_failed(self, error: Exception) -> None:
         self._executor._answered(self._ask, _failure(error, self._ask))
 
 
-def _keep(ask: Ask, value: object, text: str, result: Completion | Selection) -> Failure | None:
+def _keep(
+    ask: Ask, value: object, unreadable: Failure | None, text: str, result: Completion | Selection
+) -> Failure | None:
     """Settle the outcome; an answer that contradicts what was told before is a failure, not a hang."""
     try:
-        ask.outcome.succeed(value, text, result)
+        ask.outcome.succeed(value, text, result, unreadable=unreadable)
     except AssertionError as error:
         return _failure(error, ask)
     return None

@@ -10,21 +10,26 @@ from collections.abc import Iterable, Iterator
 
 import regex
 
+from .changes import Wait
+
 LONGEST = 64
 """A cluster may go on without end; one that is longer than this is not waited for."""
 
 _CLUSTER = regex.compile(r"\X")
 
 
-def whole_graphemes(pieces: Iterable[str]) -> Iterator[str]:
-    """The same text, in pieces that end where a cluster does; the last of them waits until something follows it.
+def whole_graphemes(steps: Iterable[str | Wait]) -> Iterator[str | Wait]:
+    """The same text in pieces that end where a cluster does; the last of them waits until something follows it.
 
-    What is held back when `pieces` raises comes before the exception.
+    What is held back when `steps` raises comes before the exception.
     """
     held = ""
     try:
-        for piece in pieces:
-            held += piece
+        for step in steps:
+            if isinstance(step, Wait):
+                yield step
+                continue
+            held += step
             end = _start_of_last(held)
             if end:
                 yield held[:end]

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from branchwise import runtime
-from branchwise.lang import Gen, RoleBegin, RoleEnd, Select, Text, Tools
+from branchwise.lang import Gen, GenOptions, Plan, RoleBegin, RoleEnd, Select, Text, Tools, Trace
 from branchwise.lang.choices import decide
 from branchwise.lang.options import checked_defaults
 from branchwise.lang.regex import normalize
@@ -21,8 +23,10 @@ from branchwise.lang.regex import normalize
 from . import tools
 from .chat import ChatTemplate, Item, Loose, Schemas, Turn, compose
 from .encode import Encoder, TokenStream, protect, unescape
-from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Session, Times, Usage
-from .trace import Trace
+from .errors import ChatError
+from .origins import Origins
+from .plan import make_plan
+from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Times, TokenLogprob, Usage
 
 
 class Engine(runtime.Engine):
@@ -37,11 +41,11 @@ class Engine(runtime.Engine):
             defaults: options of `gen` that hold where neither call, run nor function says otherwise.
             options: see `runtime.Engine`.
         """
-        self.defaults = checked_defaults("Engine(defaults=...)", {} if defaults is None else defaults)
+        self.defaults: GenOptions = checked_defaults("Engine(defaults=...)", {} if defaults is None else defaults)
         super().__init__(model, **options)
         tokenizer = self.tokenizer
-        self.encoder = Encoder(tokenizer)
-        self.template = ChatTemplate(
+        self.encoder: Encoder = Encoder(tokenizer)
+        self.template: ChatTemplate = ChatTemplate(
             tokenizer.chat_template,
             tool_template=tokenizer.tool_template,
             bos_token=tokenizer.bos_token,
@@ -51,6 +55,23 @@ class Engine(runtime.Engine):
     def open_session(self) -> LocalSession:
         """A new, empty conversation."""
         return LocalSession(self, (), TokenStream(), (), plain=False)
+
+    def prepare(self, gen: Gen) -> None:
+        """Begin to compile what constrains `gen`."""
+        with suppress(runtime.EngineClosed):  # said again, and heard, when it is asked for
+            self.compile(generate_params(gen))
+
+    def plan(self, traces: Sequence[Trace]) -> Plan:
+        """What these traces would ask of this model, one after the other, from an empty cache."""
+        return make_plan(self, traces)
+
+    def forced(self, gen: Gen) -> tuple[str, bool]:
+        """What the constraint of `gen` makes it begin with, and whether that is all of it. Waits for the constraint."""
+        return self.forced_text(generate_params(gen))
+
+
+HELD_SHARE = 8
+"""What is held for a batch takes at most one part in so many of the slots."""
 
 
 class LocalSession:
@@ -68,7 +89,7 @@ class LocalSession:
         self._path = path  # which fork of which fork this is: branches with equal seeds draw differently
         self._plain = plain  # whether what was written last is plain text, in which no control token can begin
         self._num_forks = 0
-        self._handle: runtime.Handle | None = None  # of the last operation
+        self._handles: tuple[runtime.Handle, ...] = ()  # of the last operation
 
     def append(self, segment: Segment) -> None:
         match segment:
@@ -98,9 +119,10 @@ class LocalSession:
         def on_done(sample: int, result: runtime.Result | Exception) -> None:
             results[sample] = result
             if all(r is not None for r in results):
-                guarded(listener, lambda: listener.on_done(self._completed(prompt, [r for r in results if r is not None])))
+                done = [r for r in results if r is not None]
+                guarded(listener, lambda: listener.on_done(self._completed(prompt, done)))
 
-        self._handle = self._engine.start(
+        handle = self._engine.start(
             prompt,
             params,
             n=count,
@@ -109,23 +131,35 @@ class LocalSession:
             on_delta=lambda sample, delta: listener.on_delta(Delta(delta.text, sample)),
             on_done=on_done,
         )
-        return self._handle.cancel
+        self._handles = (handle,)
+        return handle.cancel
+
+    def prepare(self, gen: Gen) -> None:
+        self._engine.prepare(gen)
 
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         prompt = self.prompt()
-        texts = [self._following(choice, plain=True) for choice in select.choices]
-        healed, tokens = self._continuations(prompt, texts, self._plain_bytes() if select.heal else 0)
-        for choice, encoded in zip(select.choices, tokens, strict=True):
-            if not encoded:
-                raise runtime.RequestError(f"the model's vocabulary cannot spell the choice {choice!r}.")
+        texts, healed, tokens = self.choices(select, prompt)
+        starts = [prompt[: len(prompt) - healed]]
+        if select.method == "unconditional_likelihood_normalized":
+            starts.append(self._engine.beginning)
+        found: list[list[list[float]] | Exception] = [[] for _ in starts]
+        missing = len(starts)
 
-        def on_done(scores: list[list[float]] | Exception) -> None:
-            guarded(listener, lambda: listener.on_done(self._selected(select, texts, tokens, healed, scores)))
+        def on_done(number: int, scores: list[list[float]] | Exception) -> None:  # on one thread
+            nonlocal missing
+            found[number] = scores
+            missing -= 1
+            if not missing:
+                guarded(listener, lambda: listener.on_done(self._selected(select, texts, tokens, healed, found)))
 
-        self._handle = self._engine.start_score(prompt[: len(prompt) - healed], tokens, on_done=on_done)
-        return self._handle.cancel
+        self._handles = tuple(
+            self._engine.start_score(start, tokens, on_done=partial(on_done, number))
+            for number, start in enumerate(starts)
+        )
+        return self._cancel
 
-    def fork(self, count: int) -> list[Session]:
+    def fork(self, count: int) -> list[LocalSession]:
         first = self._num_forks
         self._num_forks += count
         return [
@@ -133,10 +167,24 @@ class LocalSession:
             for number in range(first, first + count)
         ]
 
+    def hold(self) -> Callable[[], None]:
+        """Keep the tokens of what was written from eviction, if they take no more than an eighth of the slots: a pin
+        takes room from everybody."""
+        try:
+            tokens = self.prompt()
+        except ChatError:  # a template may refuse half a conversation
+            return lambda: None
+        if not tokens or len(tokens) > self._engine.num_slots // HELD_SHARE:
+            return lambda: None
+        return self._engine.start_pin(tokens).release
+
     def close(self) -> None:
         """Stop what is running; what was computed is the cache's."""
-        if self._handle is not None:
-            self._handle.cancel()
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for handle in self._handles:
+            handle.cancel()
 
     def prompt(self) -> array[int]:
         """The tokens of all that was written: the prompt of what comes next."""
@@ -144,6 +192,26 @@ class LocalSession:
         starts_with_turn = bool(self._items) and isinstance(self._items[0], Turn)
         self._stream = self._stream.reach(text, self._engine.encoder, bos=not starts_with_turn)
         return self._stream.tokens
+
+    def choices(self, select: Select, prompt: array[int]) -> tuple[list[str], int, list[array[int]]]:
+        """The escaped texts of the choices, how many tokens at the end of the prompt are decided anew with them, and
+        their tokens, those included.
+
+        Raises:
+            RequestError: the vocabulary has no tokens for one of them.
+        """
+        texts = [self._following(choice, plain=True) for choice in select.choices]
+        healed, tokens = self._continuations(prompt, texts, self._plain_bytes() if select.heal else 0)
+        for choice, encoded in zip(select.choices, tokens, strict=True):
+            if not encoded:
+                raise runtime.RequestError(f"the model's vocabulary cannot spell the choice {choice!r}.")
+        return texts, healed, tokens
+
+    def go_on(self, tokens: Iterable[int], text: str, *, healed: int = 0) -> None:
+        """Go on behind what was generated or chosen: its tokens, which stand for the last `healed` as well, and its
+        escaped text."""
+        self._stream = self._stream.add(tokens, text, healed=healed)
+        self._write(text, plain=True)
 
     def _plain_bytes(self) -> int:
         """How many bytes at the end of the prompt are text of the program's: after its turn's beginning, and after what
@@ -154,9 +222,9 @@ class LocalSession:
             return 0  # the template changed it
         return len(unescape(written[len(written) - end :]).encode()) if end else 0
 
-    def _trace(self, prompt: array[int], result: runtime.Result) -> Trace:
+    def _origins(self, prompt: array[int], result: runtime.Result) -> Origins:
         computed = prompt[result.hit_tokens :]
-        return Trace(
+        return Origins(
             computed, result.tokens, frozenset(result.forced_at), self._engine.tokenizer.spelled, result.healed_bytes
         )
 
@@ -166,12 +234,12 @@ class LocalSession:
         for result in results:
             if isinstance(result, Exception):
                 raise result
-            samples.append(replace(completion(result), trace=self._trace(prompt, result)))
+            spelled = completion(result, lambda token: self._engine.tokenizer.decode([token]))
+            samples.append(replace(spelled, origins=self._origins(prompt, result)))
         first = results[0]
         assert isinstance(first, runtime.Result)
         kept = self._following(first.text.removesuffix(first.tail) if first.tail else first.text, plain=True)
-        self._stream = self._stream.add(first.tokens[: first.kept], kept, healed=first.healed)
-        self._write(kept, plain=True)
+        self.go_on(first.tokens[: first.kept], kept, healed=first.healed)
         self._write(self._following(first.tail, plain=True), plain=True)
         return replace(samples[0], samples=tuple(samples)) if len(samples) > 1 else samples[0]
 
@@ -196,14 +264,16 @@ class LocalSession:
         texts: list[str],
         tokens: list[array[int]],
         healed: int,
-        scores: list[list[float]] | Exception,
+        found: list[list[list[float]] | Exception],
     ) -> Selection:
-        """Go on with the winner; raise the failure."""
-        if isinstance(scores, Exception):
-            raise scores
-        index, totals = decide(select.method, scores)
-        self._stream = self._stream.add(tokens[index], texts[index], healed=healed)
-        self._write(texts[index], plain=True)
+        """Go on with the winner; raise the first failure."""
+        scores: list[list[list[float]]] = []
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+            scores.append(one)
+        index, totals = decide(select.method, *scores)
+        self.go_on(tokens[index], texts[index], healed=healed)
         return Selection(select.choices[index], index, totals)
 
     def _following(self, text: str, *, plain: bool) -> str:
@@ -245,7 +315,9 @@ def _arguments_read(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 RUNTIME_OPTIONS = (
-    "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_regex", "ignore_eos", "heal", "choices",
+    "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "logit_bias", "seed", "return_logprob", "top_logprobs", "stop", "stop_regex",
+    "stop_token_ids", "ignore_eos", "heal", "choices", "grammar", "on_truncate",
 )  # fmt: skip
 
 
@@ -257,16 +329,45 @@ def generate_params(gen: Gen) -> runtime.GenerateParams:
         for name in RUNTIME_OPTIONS
         if (value := getattr(options, name)) is not None
     }
+    given["logprob_start"] = options.logprob_start_len
     if options.regex is not None:
         given["regex"] = normalize(options.regex)
+    if options.json_schema is not None:
+        given["json_schema"] = options.json_schema.text
     return runtime.GenerateParams(**given)
 
 
-def completion(result: runtime.Result) -> Completion:
-    """One sample, in the words of the interpreter."""
+def completion(result: runtime.Result, spell: Callable[[int], str]) -> Completion:
+    """One sample, in the words of the interpreter.
+
+    Args:
+        spell: the text of a token.
+    """
+
+    def told(logprobs: tuple[runtime.Logprob, ...] | None) -> tuple[TokenLogprob, ...] | None:
+        if logprobs is None:
+            return None
+        return tuple(
+            TokenLogprob(one.token, spell(one.token), one.logprob, tuple((spell(t), p) for t, p in one.top))
+            for one in logprobs
+        )
+
     usage = Usage(result.prompt_tokens, result.hit_tokens, len(result.tokens), result.forced_tokens)
     times = Times(result.times.waiting_s, result.times.first_token_s, result.times.total_s)
-    return Completion(result.text, result.finish_reason, usage, result.complete, result.detail, times)
+    return Completion(
+        result.text,
+        result.finish_reason,
+        usage,
+        complete=result.complete,
+        exact=result.exact,
+        warnings=result.warnings,
+        violation=result.violation,
+        detail=result.detail,
+        times=times,
+        tokens=result.tokens,
+        logprobs=told(result.logprobs),
+        prompt_logprobs=told(result.prompt_logprobs),
+    )
 
 
 def guarded(listener: Listener[Any], report: Callable[[], None]) -> None:

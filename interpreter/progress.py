@@ -1,24 +1,29 @@
-"""How far a batch is, on one line of the terminal."""
+"""How far a batch is: a bar of tqdm, or nothing."""
 
 from __future__ import annotations
 
-import sys
-from threading import Lock
+from typing import Protocol
 
 
-class Progress:
-    """Counts up to `total`, and shows it on standard error where that is asked for."""
+class Progress(Protocol):
+    """What is told when more is done. Called by one thread at a time."""
 
-    def __init__(self, total: int, *, shown: bool) -> None:
-        self._total = total
-        self._shown = shown
-        self._done = 0
-        self._lock = Lock()
+    def update(self, count: int) -> object: ...
+    def close(self) -> None: ...
 
-    def advance(self) -> None:
-        """One more is done."""
-        with self._lock:
-            self._done += 1
-            if self._shown:
-                end = "\n" if self._done == self._total else ""
-                print(f"\rprograms: {self._done} of {self._total}", end=end, file=sys.stderr, flush=True)
+
+class NoProgress:
+    """For who does not want to see any."""
+
+    def update(self, count: int) -> None: ...
+    def close(self) -> None: ...
+
+
+def progress_of(total: int, *, shown: bool) -> Progress:
+    """Where it is to be shown, a bar on the terminal or in the notebook."""
+    if not shown:
+        return NoProgress()
+    from tqdm.auto import tqdm
+
+    bar: Progress = tqdm(total=total, unit=" programs")
+    return bar

@@ -1,25 +1,27 @@
-"""Running programs: one, many, or one on a thread of its own. Only the users' own functions need threads."""
+"""Running programs: one, many, or one that is read while it runs. Only users' functions that wait need threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from threading import Thread
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from threading import Thread, get_ident
 from typing import Any, cast, overload
 
-from branchwise.lang import Call, CallError, GenOptions, LangError, OptionError, Program, make_program
+from branchwise.lang import Call, CallError, GenOptions, LangError, OptionError, Plan, Program, Trace, make_program
 from branchwise.lang.checks import shown
+from branchwise.lang.symbol import TraceEnds
 
-from .batch import Batch, Helpers
+from .async_state import AsyncState
+from .batch import HELPERS, Batch, Crew, InOrder, all_results
 from .errors import NoBackend
-from .executor import Executor
-from .outcome import Failure
-from .progress import Progress
-from .running import Running
-from .session import Backend
-from .state import Defaults, State
-from .transcript import Transcript
-
-DROPPED = "its state was dropped"
+from .progress import progress_of
+from .running import RUNNING
+from .session import Backend, Planner
+from .shared_prefix import SharedPrefix
+from .single import Streamed, run_here, run_on_loop
+from .state import State
+from .trace import trace
+from .writing import Defaults
 
 
 class Interpreter:
@@ -27,30 +29,47 @@ class Interpreter:
 
     def __init__(self) -> None:
         self.default_backend: Backend | None = None
-        self._running = Running()
-        self._helpers = Helpers()
+        self._tracing: set[int] = set()  # threads on which a program is traced: nothing can run there
 
     def run(self, program: Program[State], call: Call) -> State:
-        """On this thread. What the function raises goes through unchanged, after its work is cancelled."""
+        """On this thread; an async program on an event loop of its own."""
         backend = self._backend(program, call)
-        executor, transcript = Executor(backend.open_session()), Transcript()
-        state = State(executor, transcript, _defaults(program, call, backend), on_drop=executor.drop)
-        with self._running.here(lambda: executor.stop("the batch was interrupted")):
-            try:
-                returned = program.invoke(state, call)
-                state.sync()
-            except BaseException as error:
-                executor.stop(_raised(program, error))
-                raise
-        transcript.end(returned)
+        if not program.is_async:
+            return run_here(program, call, backend, RUNNING)
+        from .loops import run_to_end
+
+        return run_to_end(lambda: run_on_loop(program, call, backend), RUNNING)
+
+    async def arun(self, program: Program[State], call: Call) -> State:
+        """On the running event loop; a program that is not async on a thread."""
+        backend = self._backend(program, call)
+        if program.is_async:
+            return await run_on_loop(program, call, backend)
+        from .loops import on_thread
+
+        streamed = Streamed(program, call, backend)
+        state = streamed.state()
+        try:
+            await on_thread(streamed.run)
+        except BaseException:  # the task that awaits this was cancelled
+            streamed.executor.stop("arun() was cancelled")
+            raise
+        state._await_program()
         return state
 
     def stream(self, program: Program[State], call: Call) -> State:
-        """On a thread of its own, which ends early when nobody holds the state that is given back."""
-        backend = self._backend(program, call)
-        streamed = _Streamed(program, call, _defaults(program, call, backend), Executor(backend.open_session()))
-        state = streamed.state()
-        Thread(target=streamed.run, name=f"branchwise-{program.name}", daemon=True).start()
+        """On a thread of its own, an async program on the event loop of all that are streamed.
+
+        It ends early when nobody holds the state that is given back.
+        """
+        streamed = Streamed(program, call, self._backend(program, call))
+        if program.is_async:
+            from .loops import STREAMS
+
+            return STREAMS.start(streamed)
+        thread = Thread(target=streamed.run, name=f"branchwise-{program.name}", daemon=True)
+        state = streamed.state(thread)
+        thread.start()
         return state
 
     def run_batch(
@@ -59,26 +78,100 @@ class Interpreter:
         """On this thread and helping ones; the first failure, by index, is raised when all have finished."""
         if not calls:
             return []
-        jobs = [_job(self, program, call) for call in calls]
-        helpers = self._helpers.take(len(jobs), threads)
-        try:
-            results = Batch(jobs, self._running, Progress(len(jobs), shown=progress)).run(helpers)
-        finally:
-            self._helpers.give_back(helpers, threads)
+        prefix = SharedPrefix(self._backend(program, calls[0]), len(calls))
+        if program.is_async:
+            crew = self._tasks(program, calls, prefix, threads)
+        else:
+            crew = HELPERS.for_list(self._jobs(program, calls, prefix), threads)
+        results = all_results(self._batch(calls, progress), crew.then(prefix.release))
         if not keep_errors:
-            _raise_first(results)
+            for index, result in enumerate(results):
+                _raise_error(result, index)
         return results
 
+    def iter_batch(
+        self, program: Program[State], calls: Sequence[Call], *, threads: int | None, progress: bool, keep_errors: bool
+    ) -> Iterator[State | Exception]:
+        """Each result as soon as it and all before it are there; a failure is raised in its place."""
+        if not calls:
+            return iter(())
+        prefix = SharedPrefix(self._backend(program, calls[0]), len(calls))
+        if program.is_async:
+            crew = self._tasks(program, calls, prefix, threads)
+        else:
+            crew = HELPERS.for_iterator(self._jobs(program, calls, prefix), threads)
+        results = InOrder(self._batch(calls, progress), crew.then(prefix.release))
+        return results if keep_errors else _raising(results)
+
     def enter(self, program: Program[State], state: object, call: Call) -> Any:
-        """Go on in the state of the program that calls this one."""
-        if not isinstance(state, State):
-            raise CallError(
-                f"{program.name}(): the first argument must be the state of the program that calls it, "
-                f"got {shown(state)}. To run it on its own, write {program.name}.run(...)."
+        """Go on in the state of the program that calls this one; in an async program that has to be awaited."""
+        match state:
+            case State() if not program.is_async:
+                return program.invoke(state._within(program.defaults), call)
+            case State():
+                raise CallError(
+                    f"{program.name}(): is async, and the program that calls it is not. Make that one async def and "
+                    f"write await {program.name}(s, ...); on its own it runs by {program.name}.run(...)."
+                )
+            case AsyncState():
+                return state.called(program.name, lambda inner: _invoked_within(program, inner, call), program.defaults)
+            case _:
+                raise CallError(
+                    f"{program.name}(): the first argument must be the state of the program that calls it, "
+                    f"got {shown(state)}. To run it on its own, write {program.name}.run(...)."
+                )
+
+    def __reduce__(self) -> str:
+        return "_INTERPRETER"  # there is one in each process: programs can be pickled
+
+    def _jobs(self, program: Program[State], calls: Sequence[Call], prefix: SharedPrefix) -> list[Callable[[], State]]:
+        def job(call: Call) -> State:
+            prefix.began()
+            return prefix.ended(self.run(program, call))
+
+        return [partial(job, call) for call in calls]
+
+    def _tasks(
+        self, program: Program[State], calls: Sequence[Call], prefix: SharedPrefix, tasks: int | None
+    ) -> Crew[State]:
+        from .loops import as_tasks
+
+        async def job(call: Call) -> State:
+            prefix.began()
+            return prefix.ended(await self.arun(program, call))
+
+        return as_tasks([partial(job, call) for call in calls], tasks)
+
+    def _batch(self, calls: Sequence[Call], shown: bool) -> Batch[State]:
+        return Batch(len(calls), RUNNING, progress_of(len(calls), shown=shown))
+
+    def trace(self, program: Program[State], call: Call) -> Trace:
+        """On this thread. The defaults of the backend count where there is one."""
+        backend = self.default_backend if call.backend is None else call.backend
+        known = GenOptions() if backend is None else checked_backend(backend, program.name).defaults
+        self._check_not_tracing(program)
+        self._tracing.add(get_ident())
+        try:
+            return trace(program, call, Defaults(run=call.options, function=program.defaults, backend=known))
+        finally:
+            self._tracing.discard(get_ident())
+
+    def explain(self, program: Program[State], calls: Sequence[Call]) -> Plan:
+        """On this thread. All calls are on the backend of the first."""
+        backend = self._backend(program, calls[0])
+        if not isinstance(backend, Planner):
+            raise OptionError(
+                f"{program.name}: explain() counts tokens, which {shown(backend)} does not know. Write .trace(), which "
+                "needs no backend, or name an Engine: backend=..."
             )
-        return program.invoke(state._within(program.defaults), call)
+        return backend.plan([self.trace(program, call) for call in calls])
+
+    def _check_not_tracing(self, program: Program[State]) -> None:
+        if get_ident() in self._tracing:
+            raise TraceEnds(f"{program.name} is run by the program that is traced")
 
     def _backend(self, program: Program[State], call: Call) -> Backend:
+        self._check_not_tracing(program)
         backend = self.default_backend if call.backend is None else call.backend
         if backend is None:
             raise NoBackend(
@@ -88,61 +181,25 @@ class Interpreter:
         return checked_backend(backend, program.name)
 
 
-class _Streamed:
-    """A program on a thread of its own. Holds nothing that its reader drops to end it."""
+async def _invoked_within(program: Program[State], state: AsyncState, call: Call) -> Any:
+    """What the function returns; one that is not async may wait, so it runs on a thread."""
+    if program.is_async:
+        return await program.invoke(state, call)
+    from .loops import on_thread
 
-    def __init__(self, program: Program[State], call: Call, defaults: Defaults, executor: Executor) -> None:
-        self._program = program
-        self._call = call
-        self._defaults = defaults
-        self._executor = executor
-        self._transcript: Transcript | None = Transcript()
-
-    def state(self) -> State:
-        """The state of the reader."""
-        assert self._transcript is not None, "the program has ended"
-        return State(self._executor, self._transcript, self._defaults, on_drop=self._abandon, outside=True)
-
-    def run(self) -> None:
-        transcript = self._transcript
-        assert transcript is not None, "a program runs once"
-        try:
-            state = State(self._executor, transcript, self._defaults)
-            returned = self._program.invoke(state, self._call)
-            state.sync()
-        except BaseException as error:  # the reader raises it
-            transcript.end_with(Failure(error))  # first: who is woken by the stop finds the reason there
-            self._executor.stop(_raised(self._program, error))
-        else:
-            transcript.end(returned)
-        # The error's frames may hold the reader's state, and finalisers hold this: it must not hold the error.
-        self._transcript = None
-
-    def _abandon(self) -> None:
-        if self._transcript is None:
-            self._executor.drop()
-        else:
-            self._executor.stop(DROPPED)
+    return await on_thread(program.invoke, state.blocking(), call)
 
 
-def _raised(program: Program[State], error: BaseException) -> str:
-    """Why the work of a program that raised is stopped; a text, for the error would keep the state alive."""
-    return f"{program.name} raised {type(error).__name__}" + (f": {error}" if str(error) else "")
+def _raise_error(result: State | Exception, index: int) -> None:
+    if isinstance(result, Exception):
+        result.add_note(f"It was raised by item {index} of the batch.")
+        raise result
 
 
-def _raise_first(results: Sequence[State | Exception]) -> None:
+def _raising(results: Iterator[State | Exception]) -> Iterator[State | Exception]:
     for index, result in enumerate(results):
-        if isinstance(result, Exception):
-            result.add_note(f"It was raised by item {index} of the batch.")
-            raise result
-
-
-def _job(interpreter: Interpreter, program: Program[State], call: Call) -> Callable[[], State]:
-    return lambda: interpreter.run(program, call)
-
-
-def _defaults(program: Program[State], call: Call, backend: Backend) -> Defaults:
-    return Defaults(run=call.options, function=program.defaults, backend=backend.defaults)
+        _raise_error(result, index)
+        yield result
 
 
 def checked_backend(backend: object, where: str) -> Backend:

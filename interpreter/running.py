@@ -47,3 +47,6 @@ class Running:
             self._stopped.update(threads)
         for stop in stops:
             stop()
+
+
+RUNNING = Running()

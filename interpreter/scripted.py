@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Condition, Lock, Thread
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from branchwise.lang import Gen, GenOptions, Select, Text
 
@@ -56,15 +56,16 @@ class Scripted(Backend):
 
     def __init__(
         self,
-        answers: Mapping[str | None, Answer] | Mapping[str, Answer] | Callable[[Asked], Answer],
+        answers: Mapping[Any, Answer] | Callable[[Asked], Answer],  # Any: a name or None, which no literal can say
         *,
         delay_s: float | None = None,
         piece_len: int = 4,
         defaults: GenOptions | None = None,
     ) -> None:
         self.calls: list[Asked] = []
-        self.opened = 0
-        self.closed = 0
+        self.opened: int = 0
+        self.closed: int = 0
+        self.held: list[str] = []  # the texts that are kept for batches now
         self.piece_len = piece_len
         self.delay_s = delay_s
         self._defaults = defaults or GenOptions()
@@ -109,7 +110,7 @@ class Scripted(Backend):
 class _Table:
     """Answers by name; a list gives one a call, the last again and again."""
 
-    def __init__(self, answers: Mapping[str | None, Answer] | Mapping[str, Answer]) -> None:
+    def __init__(self, answers: Mapping[Any, Answer]) -> None:
         self._left: dict[str | None, list[Said]] = {
             name: [answer] if isinstance(answer, (str, Exception)) else list(answer) for name, answer in answers.items()
         }
@@ -162,6 +163,9 @@ class _ScriptedSession:
 
         return self._tell("" if result is None else result.text, listener.on_delta, finish)
 
+    def prepare(self, gen: Gen) -> None:
+        """There is nothing to prepare."""
+
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         self._check()
         (said,) = self._backend.answer(Asked(select, self._segments, len(self._segments)), 1)
@@ -183,6 +187,11 @@ class _ScriptedSession:
     def fork(self, count: int) -> list[Session]:
         self._check()
         return [_ScriptedSession(self._backend, self._segments) for _ in range(count)]
+
+    def hold(self) -> Callable[[], None]:
+        text = "".join(segment.text for segment in self._segments if isinstance(segment, Text))
+        self._backend.held.append(text)
+        return lambda: self._backend.held.remove(text)
 
     def close(self) -> None:
         if not self._closed:

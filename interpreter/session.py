@@ -7,13 +7,13 @@ call of a session blocks: what takes time comes back through a `Stream`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from branchwise.lang import Gen, GenOptions, RoleBegin, RoleEnd, Select, Text, Tools
+from branchwise.lang import Gen, GenOptions, Plan, RoleBegin, RoleEnd, Select, Text, Tools, Trace
 
-from .trace import Trace
+from .origins import Origins
 
 Segment: TypeAlias = Text | RoleBegin | RoleEnd | Tools
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -51,6 +51,17 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural log-probability of a token given all before it, as the model says it: before temperature, penalties and
+    constraints. `top` are the texts and log-probabilities of the likeliest tokens in its place, likeliest first."""
+
+    token: int | None  # None where the backend does not say
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """The result of a `Gen`. With `n > 1` this is the first sample, with which the session goes on.
 
@@ -63,10 +74,16 @@ class Completion:
     finish_reason: FinishReason
     usage: Usage = Usage()
     complete: bool = True  # False: cut off before its constraint was fulfilled
+    exact: bool = True  # False: the constraint could not be held in full while it was written; `warnings` say why
+    warnings: tuple[str, ...] = ()
+    violation: str = ""  # what is wrong with a complete text whose constraint was not exact
     detail: str = ""
     times: Times = Times()
+    tokens: tuple[int, ...] = ()  # that were generated; what the text does not show is among them, like a cut off stop
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of each of `tokens`, if `return_logprob` asked for them
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of the prompt's, from `logprob_start_len` on
     samples: tuple[Completion, ...] = ()  # all n of them, this one first; empty when n is 1
-    trace: Trace | None = field(default=None, repr=False, compare=False)  # where its tokens came from
+    origins: Origins | None = field(default=None, repr=False, compare=False)  # where its tokens came from
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +127,10 @@ class Session(Protocol):
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         """Start scoring the choices and return at once; the winner's text becomes part of the session."""
 
-    def fork(self, count: int) -> list[Session]:
+    def prepare(self, gen: Gen) -> None:
+        """`gen` will come, here or in a fork: begin what needs no prompt. Any thread, any number of times."""
+
+    def fork(self, count: int) -> Sequence[Session]:
         """`count` sessions that go on from here: O(1) each, nothing sent or computed again."""
 
     def close(self) -> None:
@@ -119,6 +139,17 @@ class Session(Protocol):
         An operation may still be running if the thread that started it was interrupted while it did; it is
         then cancelled.
         """
+
+
+@runtime_checkable
+class Holding(Protocol):
+    """A session whose backend can keep its prefix cached."""
+
+    def append(self, segment: Segment) -> None: ...
+
+    def hold(self) -> Callable[[], None]:
+        """Keep what was appended in the cache, until what is given back is called, also after `close`. Does not block,
+        and is no promise: where there is too little room, nothing is kept."""
 
 
 class Backend(Protocol):
@@ -130,3 +161,11 @@ class Backend(Protocol):
 
     def open_session(self) -> Session:
         """A new, empty conversation."""
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """A backend that knows tokens, and so what programs will cost."""
+
+    def plan(self, traces: Sequence[Trace]) -> Plan:
+        """What these runs would ask of it, one after the other; no text is computed."""

@@ -6,14 +6,17 @@ place as an `Outcome`. So forking copies references, and nobody needs to ask the
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from threading import Condition
+from threading import Lock
 from typing import Any, TypeAlias
+from weakref import WeakSet, ref
 
 from branchwise.lang import Gen, LangError, Op, RoleBegin, RoleEnd, Select, Text, Tools, Var
 
+from .changes import Changes, Wait
 from .errors import Cancelled, UnknownVariable
 from .outcome import Failure, Outcome
 from .session import Segment
@@ -50,20 +53,36 @@ class Transcript:
 
     def __init__(self, origin: Transcript | None = None) -> None:
         self.role: str | None = origin.role if origin else None
-        self.ended = Outcome()
+        self.ended: Outcome = Outcome()
         self._promised: str | None = None  # the role of a block that was made and not entered
         self.forks: list[tuple[int, list[Transcript]]] = []  # branches, and how many entries they had from the start
         self._entries: list[Entry] = list(origin._entries) if origin else []
         self._variables: dict[str, Outcome] = dict(origin._variables) if origin else {}
-        self._changed = Condition()
+        self._inherited = len(self._entries)
+        self._branches: WeakSet[Transcript] = WeakSet()
+        self._origin = ref(origin) if origin else None
+        if origin is not None:
+            origin._branches.add(self)
+        self._lock = Lock()
+        self._changed = Changes(self._lock)
 
     def write(self, ops: Sequence[Op], written_at: str) -> list[Task]:
         """Add operations, all or none, and give back what there is to do for them."""
         self.check_blocks()
         self._check(ops)
-        with self._changed:
+        with self._lock:
             tasks = [self._add(op, written_at) for op in ops if op != Text("")]
-            self._changed.notify_all()
+            self._changed.happen()
+        return tasks
+
+    def say_again(self, branch: Transcript) -> list[Task]:
+        """Add what a branch has added since the fork, all of which is settled, and give back what there is to do."""
+        entries = branch._entries[branch._inherited :]
+        self.check_blocks()
+        self._check([entry for entry in entries if not isinstance(entry, Outcome)])
+        with self._lock:
+            tasks = [self._quote(e) if isinstance(e, Outcome) else self._add(e, "") for e in entries]
+            self._changed.happen()
         return tasks
 
     def promise(self, role: str) -> None:
@@ -83,9 +102,9 @@ class Transcript:
 
     def set(self, name: str, outcome: Outcome) -> None:
         """Give the variable `name` a value, or another one."""
-        with self._changed:
+        with self._lock:
             self._variables[name] = outcome
-            self._changed.notify_all()
+            self._changed.happen()
 
     def end(self, returned: Any) -> None:
         """The program has returned."""
@@ -98,8 +117,8 @@ class Transcript:
         self._wake()
 
     def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            self._changed.happen()
 
     def find(self, name: str) -> Outcome:
         """The variable `name`.
@@ -114,12 +133,15 @@ class Transcript:
 
     def await_variable(self, name: str) -> Outcome:
         """The variable `name`, as soon as the program that is still writing sets it."""
-        with self._changed:
-            while name not in self._variables and self._growing():
-                self._changed.wait()
-        if name not in self._variables:
-            self.ended.value()  # a program that failed says so, rather than what it did not get to
-        return self.find(name)
+        while (wait := self._not_set_yet(name)) is not None:
+            wait.block()
+        return self._set_by_the_program(name)
+
+    def steps_of(self, name: str) -> Iterator[str | Wait]:
+        """The text of the variable `name` in pieces, as soon as the program that is still writing sets it."""
+        while (wait := self._not_set_yet(name)) is not None:
+            yield wait
+        yield from self._set_by_the_program(name).steps()
 
     def names(self) -> list[str]:
         return list(self._variables)
@@ -135,6 +157,11 @@ class Transcript:
     def branched(self, branches: list[Transcript]) -> None:
         """They went on from what is written now; kept so that they can be shown."""
         self.forks.append((len(self._entries), branches))
+
+    def leading_constants(self) -> list[Segment]:
+        """What is said before the first text that the program did not know when it began."""
+        known = itertools.takewhile(lambda entry: not isinstance(entry, Outcome), list(self._entries))
+        return [entry for entry in known if not isinstance(entry, Outcome)]
 
     def text(self) -> str:
         """Wait for all that is written, and give it as one text."""
@@ -160,7 +187,7 @@ class Transcript:
                         messages[-1]["content"] += text
         return messages
 
-    def pieces(self, *, until_ended: bool) -> Iterator[str]:
+    def steps(self, *, until_ended: bool) -> Iterator[str | Wait]:
         """The whole text from its start in pieces, each as soon as it is there.
 
         It ends with what is written now, or, `until_ended`, when the program has ended.
@@ -168,9 +195,12 @@ class Transcript:
         limit = None if until_ended else len(self._entries)
         index = 0
         while (entry := self._entry(index, limit)) is not None:
+            if isinstance(entry, Wait):
+                yield entry
+                continue
             if isinstance(entry, Outcome):
                 try:
-                    yield from entry.pieces()
+                    yield from entry.steps()
                 except Cancelled:
                     if until_ended and self.ended.failure is not None:
                         self.ended.value()  # raises what it was cancelled for
@@ -181,15 +211,22 @@ class Transcript:
         if until_ended:
             self.ended.value()
 
-    def _entry(self, index: int, limit: int | None) -> Entry | None:
+    def _entry(self, index: int, limit: int | None) -> Entry | Wait | None:
         if limit is not None:
             return self._entries[index] if index < limit else None
-        with self._changed:
-            while index >= len(self._entries):
-                if not self._growing():
-                    return None
-                self._changed.wait()
-            return self._entries[index]
+        with self._lock:
+            if index < len(self._entries):
+                return self._entries[index]
+            return self._changed.next() if self._growing() else None
+
+    def _not_set_yet(self, name: str) -> Wait | None:
+        with self._lock:
+            return self._changed.next() if name not in self._variables and self._growing() else None
+
+    def _set_by_the_program(self, name: str) -> Outcome:
+        if name not in self._variables:
+            self.ended.value()  # a program that failed says so, rather than what it did not get to
+        return self.find(name)
 
     def _growing(self) -> bool:
         return not self.ended.done
@@ -202,15 +239,18 @@ class Transcript:
                 self._entries.append(op)
                 return op
             case Var(name):
-                quote = Quote(self.find(name), Outcome())
-                self._entries.append(quote.outcome)
-                return quote
+                return self._quote(self.find(name))
             case Gen() | Select():
                 ask = Ask(op, Outcome(), written_at)
                 self._entries.append(ask.outcome)
                 if op.name is not None:
                     self._variables[op.name] = ask.outcome
                 return ask
+
+    def _quote(self, source: Outcome) -> Quote:
+        quote = Quote(source, Outcome())
+        self._entries.append(quote.outcome)
+        return quote
 
     def _check(self, ops: Sequence[Op]) -> None:
         role = self.role
@@ -233,9 +273,20 @@ class Transcript:
                 case Text():
                     pass
 
-    def _unknown(self, name: Any) -> str:
+    def _unknown(self, name: str) -> str:
         known = ", ".join(f'"{known}"' for known in self._variables)
-        return f'there is no variable "{name}". ' + (f"Known: {known}." if known else "None is set so far.")
+        listed = f"Known: {known}." if known else "None is set so far."
+        return f'there is no variable "{name}". {listed} {self._where_to_find(name)}'
+
+    def _where_to_find(self, name: str) -> str:
+        origin = self._origin() if self._origin is not None else None
+        if any(name in branch._variables for branch in self._branches):
+            return f'A branch sets it: branches["{name}"] reads it there, branches.join() gathers it here.'
+        if origin is not None and name in origin._variables:
+            return "The state it was forked from sets it after the fork: write that before the fork."
+        if origin is not None and any(name in sibling._variables for sibling in origin._branches):
+            return f'Another branch sets it: read it there, branches[...]["{name}"].'
+        return f'Write s += gen("{name}") on a line before the one that reads it.'
 
 
 def _begun(op: RoleBegin, role: str | None) -> str:

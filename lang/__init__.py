@@ -5,6 +5,9 @@ from .api import (
     assistant_begin,
     assistant_end,
     gen,
+    gen_int,
+    gen_json,
+    gen_string,
     role,
     select,
     system,
@@ -33,7 +36,10 @@ from .ops import (
     flatten,
 )
 from .options import FALLBACK, GenOptions
+from .plan import Plan, PlanRow
 from .program import Call, Program, Runner, make_program
+from .schema import Schema
+from .trace import Ended, Forked, Step, Trace
 
 __all__ = [
     "CHOICES_METHODS",
@@ -43,25 +49,35 @@ __all__ = [
     "ChoicesMethod",
     "Concat",
     "ConstraintError",
+    "Ended",
     "Expr",
+    "Forked",
     "Gen",
     "GenOptions",
     "LangError",
     "Op",
     "OptionError",
+    "Plan",
+    "PlanRow",
     "Program",
     "RoleBegin",
     "RoleEnd",
     "Runner",
+    "Schema",
     "Select",
+    "Step",
     "Text",
     "Tools",
+    "Trace",
     "Var",
     "assistant",
     "assistant_begin",
     "assistant_end",
     "flatten",
     "gen",
+    "gen_int",
+    "gen_json",
+    "gen_string",
     "make_program",
     "role",
     "select",

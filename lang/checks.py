@@ -12,7 +12,7 @@ import math
 import numbers
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex
 
 from .errors import ConstraintError, OptionError
 from .regex import normalize
@@ -76,10 +76,57 @@ def top_k(value: object, where: str) -> int:
     return number
 
 
+def count(value: object, where: str) -> int:
+    return whole_number(value, where, least=0)
+
+
+def probability(value: object, where: str) -> float:
+    number = real_number(value, where)
+    if not 0 <= number <= 1:
+        raise OptionError(f"{where} must be at least 0 and at most 1, got {number}. 0 turns it off.")
+    return number
+
+
+def factor(value: object, where: str) -> float:
+    number = real_number(value, where)
+    if number <= 0:
+        raise OptionError(f"{where} must be above 0, got {number}. 1 turns it off.")
+    return number
+
+
+def token_ids(value: object, where: str) -> tuple[int, ...]:
+    """One id of a token or several."""
+    if isinstance(value, SupportsIndex):
+        return (whole_number(value, where, least=0),)
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise OptionError(f"{where} must be a list of token ids, got {shown(value)}.")
+    return tuple(whole_number(item, f"{where}[{index}]", least=0) for index, item in enumerate(value))
+
+
+def logit_bias(value: object, where: str) -> tuple[tuple[int, float], ...]:
+    """A number for each id of a token; ids may be strings, as JSON has no others."""
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{where} must be a dict of token ids and numbers, got {shown(value)}.")
+    found: list[tuple[int, float]] = []
+    for key, number in value.items():
+        token = int(key) if isinstance(key, str) and key.isdecimal() else key
+        found.append((whole_number(token, f"{where}: a key", least=0), real_number(number, f"{where}[{key!r}]")))
+    return tuple(found)
+
+
 def flag(value: object, where: str) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{where} must be True or False, got {shown(value)}.")
     return value
+
+
+OnTruncate = Literal["keep", "close"]
+
+
+def on_truncate(value: object, where: str) -> OnTruncate:
+    if value == "keep" or value == "close":
+        return value
+    raise OptionError(f'{where} must be "keep" or "close", got {shown(value)}.')
 
 
 def string(value: object, where: str) -> str:

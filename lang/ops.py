@@ -14,7 +14,9 @@ from .checks import characters, shown
 from .errors import LangError
 from .options import GenOptions
 
-ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection"]
+ChoicesMethod = Literal[
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
 CHOICES_METHODS: tuple[ChoicesMethod, ...] = get_args(ChoicesMethod)
 
 
@@ -140,6 +142,8 @@ def flatten(expr: Expr | str) -> Iterator[Op]:
         case Text() | RoleBegin() | RoleEnd() | Tools() | Var() | Gen() | Select():
             yield expr
         case _:
+            if why := getattr(expr, "why_not_appended", None):
+                raise LangError(why)
             raise LangError(f"cannot append {shown(expr)} to a state. Write text, gen(...), select(...) or a role.")
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import checks
+from .checks import OnTruncate
 from .errors import OptionError
+from .schema import Schema, schema_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,17 +18,36 @@ class GenOptions:
     """Options of one generation. None means not given: a default of the run, then of the function, fills it."""
 
     max_tokens: int | None = None
+    min_tokens: int | None = None
     stop: tuple[str, ...] | None = None
     stop_regex: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
     seed: int | None = None
     n: int | None = None
     ignore_eos: bool | None = None
     heal: bool | None = None
+    return_logprob: bool | None = None
+    top_logprobs: int | None = None
+    logprob_start_len: int | None = None
     regex: str | None = None
     choices: tuple[str, ...] | None = None
+    json_schema: Schema | None = None
+    grammar: str | None = None
+    on_truncate: OnTruncate | None = None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether they say what the text must be."""
+        said = (self.regex, self.choices, self.json_schema, self.grammar)
+        return any(one is not None for one in said)
 
     def over(self, defaults: GenOptions) -> GenOptions:
         """These options, with `defaults` where they say nothing."""
@@ -40,28 +61,45 @@ class GenOptions:
 
 
 FALLBACK = GenOptions(
-    max_tokens=256, stop=(), stop_regex=(), temperature=1.0, top_p=1.0, n=1, ignore_eos=False, heal=True
-)
+    max_tokens=256, stop=(), stop_regex=(), temperature=1.0, top_p=1.0, n=1, ignore_eos=False, heal=True,
+    on_truncate="keep",
+)  # fmt: skip
 """What holds where nobody says anything: call, run, function and backend are asked first, in this order."""
 
 _CHECKS: Mapping[str, Callable[[object, str], Any]] = {
     "max_tokens": checks.max_tokens,
+    "min_tokens": checks.count,
     "stop": checks.stop,
     "stop_regex": checks.patterns,
+    "stop_token_ids": checks.token_ids,
     "temperature": checks.temperature,
     "top_p": checks.top_p,
     "top_k": checks.top_k,
+    "min_p": checks.probability,
+    "frequency_penalty": checks.real_number,
+    "presence_penalty": checks.real_number,
+    "repetition_penalty": checks.factor,
+    "logit_bias": checks.logit_bias,
     "seed": checks.seed,
     "n": checks.sample_count,
     "ignore_eos": checks.flag,
     "heal": checks.flag,
+    "return_logprob": checks.flag,
+    "top_logprobs": checks.count,
+    "logprob_start_len": checks.count,
     "regex": checks.string,
     "choices": checks.choices,
+    "json_schema": schema_of,
+    "grammar": checks.string,
+    "on_truncate": checks.on_truncate,
 }
 
 OPTION_NAMES: tuple[str, ...] = tuple(_CHECKS)
 
-DEFAULT_NAMES: tuple[str, ...] = tuple(name for name in _CHECKS if name not in ("n", "regex", "choices"))
+LANGUAGES = ("regex", "choices", "json_schema", "grammar")
+"""The options that say what the whole text must be: one of them at most."""
+
+DEFAULT_NAMES: tuple[str, ...] = tuple(name for name in _CHECKS if name not in ("n", *LANGUAGES))
 """What a run or a function may set for all its gens; the others say what one gen is, so they belong to its call."""
 
 

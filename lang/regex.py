@@ -64,6 +64,15 @@ def normalize(pattern: str) -> str:
     return _Parser(pattern).normalize()
 
 
+def most_characters(pattern: str) -> int | None:
+    """How long the longest text of `pattern` is; None where there is none.
+
+    Raises:
+        ConstraintError: as `normalize`.
+    """
+    return _most(_Parser(pattern).either())
+
+
 @dataclass(frozen=True, slots=True)
 class _Leaf:
     """One character of a set, or nothing at all."""
@@ -126,6 +135,25 @@ def _extent(node: _Node) -> _Extent:
         case _Repeat(item, least, most):
             inner = _extent(item)
             return _Extent(inner.always and least > 0, inner.ever and most > 0)
+
+
+def _most(node: _Node) -> int | None:
+    match node:
+        case _Leaf(consumes):
+            return int(consumes)
+        case _Anchor():
+            return 0
+        case _Sequence(items):
+            lengths = [_most(item) for item in items]
+            return None if None in lengths else sum(filter(None, lengths))
+        case _Either(branches):
+            lengths = [_most(branch) for branch in branches]
+            return None if None in lengths else max(map(int, filter(None, lengths)), default=0)
+        case _Repeat(item, _, most):
+            once = _most(item)
+            if once == 0 or most == 0:
+                return 0
+            return None if once is None or most == MAX_REPEAT else once * most
 
 
 def _check_anchors(node: _Node, before: _Extent, after: _Extent) -> None:

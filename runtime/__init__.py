@@ -20,7 +20,7 @@ from .errors import (
 )
 from .handles import Handle, Pin
 from .params import GenerateParams
-from .request import Delta, Result, Times
+from .request import Delta, Logprob, Result, Times
 from .stats import Stats
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "EngineError",
     "GenerateParams",
     "Handle",
+    "Logprob",
     "ModelNotFound",
     "OutOfSlots",
     "Pin",

@@ -9,6 +9,7 @@ their own. Nothing here knows a program: see `branchwise.function` for that.
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import random
@@ -18,22 +19,28 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, overload
 
 import torch
 
 from . import saved
-from .attention import Attention
+from .attention import Attention, flashinfer
 from .attention.cpu import CpuAttention, is_available
+from .attention.flashinfer import FlashInferAttention
+from .attention.levels import CostModel
 from .attention.reference import ReferenceAttention
-from .config import auto_num_slots, check_memory, engine_config
+from .config import EngineConfig, auto_num_slots, check_memory, engine_config
 from .constrain import Compiler, Constraint
+from .constrain.forced import forced_text
 from .constrain.vocab import Vocab
 from .drawing import as_dot
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
 from .film import Film
-from .handles import Gather, Handle, Pin, for_sample, settle, wait_for
+from .handles import Gather, Handle, LatePin, Pin, for_sample, settle, wait_for
 from .healing import Healer
 from .kv import KVPool, bytes_per_slot
 from .loop import Ask, StepLoop
@@ -41,6 +48,7 @@ from .model import Model
 from .model.load import load_model
 from .models import resolve
 from .params import GenerateParams, generate_params
+from .penalties import Repeated
 from .picture import TreePicture, picture
 from .policies import EVICTION
 from .request import Delta, Request, Result
@@ -52,6 +60,8 @@ from .stops import StopMatcher
 from .tiers import Tiers, open_tiers
 from .tokenizer import Tokenizer
 from .tree import RadixTree
+
+log = logging.getLogger("branchwise")
 
 T = TypeVar("T")
 
@@ -70,16 +80,16 @@ class Engine:
             ModelNotFound, WeightsError: there is no such model, or it cannot be run; nothing was started.
             RequestError: an option has a value it cannot have.
         """
-        self.config = engine_config(**options)
+        self.config: EngineConfig = engine_config(**options)
         device = self.config.torch_device()
         folder = resolve(model)
-        self.name = str(model)
-        self.tokenizer = Tokenizer(folder)
+        self.name: str = str(model)
+        self.tokenizer: Tokenizer = Tokenizer(folder)
         dtype, quantization = self.config.torch_dtype(device), self.config.quantization
         threads = self.config.num_threads(device)
         if threads is not None:
             torch.set_num_threads(threads)  # before there is a thread that computes
-        self.num_threads = torch.get_num_threads()
+        self.num_threads: int = torch.get_num_threads()
         net = load_model(folder, dtype=dtype, device=device, quantization=quantization)
         self.model = net
         self.context_length = self.config.context_length or net.context_length
@@ -105,7 +115,11 @@ class Engine:
         )
         self._tiers = open_tiers(self.config, pool)
         vocab = Vocab(
-            self.tokenizer.token_bytes, self.tokenizer.special_ids, self.tokenizer.eos_ids, size=net.vocab_size
+            self.tokenizer.token_bytes,
+            self.tokenizer.special_ids,
+            self.tokenizer.eos_ids,
+            size=net.vocab_size,
+            encode=partial(self.tokenizer.encode, at_start=False, control=False),
         )
         self._compiler = Compiler(vocab)
         self._healer = Healer(vocab)
@@ -124,7 +138,7 @@ class Engine:
         )
         self._loop = StepLoop(
             net,
-            attention_for(net, pool),
+            *attention_for(net, pool),
             pool,
             scheduler,
             self.tokenizer.eos_ids,
@@ -226,6 +240,13 @@ class Engine:
         assert node is not None, "the prompt was computed, but not pinned"
         return Pin(self._loop, node, len(tokens))
 
+    def start_pin(self, tokens: array[int]) -> LatePin:
+        """Likewise, at once: what comes back is released whether the prompt is computed by then or not."""
+        late = LatePin(self._loop, len(tokens))
+        params = GenerateParams(max_tokens=1, temperature=0)
+        late.handle = self.start(tokens, params, pin=True, on_done=lambda _, result: late.arrive(result))
+        return late
+
     def hold(self, prompt: str | Sequence[int], *, cache_salt: str | None = None) -> Pin:
         """`pin`, read as `with engine.hold(prompt): ...`."""
         return self.pin(prompt, cache_salt=cache_salt)
@@ -251,7 +272,10 @@ class Engine:
             plain_bytes: how much of the prompt's end is constant text, so that `heal` may change its tokens; None: all.
             on_delta, on_done: called with the number of the sample, on the completion thread; `on_done` once a sample.
         """
-        self._check_prompt(prompt)
+        self.check_prompt(prompt)
+        for token in (*params.stop_token_ids, *dict(params.logit_bias)):
+            if token >= self.model.vocab_size:
+                raise RequestError(f"the model's vocabulary has {self.model.vocab_size} tokens, and no {token}.")
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         handle = Handle(self._loop)
 
@@ -261,6 +285,11 @@ class Engine:
                 state = constraint.start() if constraint else None
                 held = self._healer.hold_back(prompt, sys.maxsize if plain_bytes is None else plain_bytes, state)
             kept = prompt[: len(prompt) - len(held.tokens)] if held else prompt
+            logprobs_from = None
+            if params.logprob_start is not None:
+                logprobs_from = max(1, min(params.logprob_start, len(kept)))
+            elif params.return_logprob or params.top_logprobs:
+                logprobs_from = len(kept)
             handle.submit(
                 tuple(
                     Request(
@@ -273,10 +302,16 @@ class Engine:
                             temperature=params.temperature,
                             top_p=params.top_p,
                             top_k=params.top_k,
+                            min_p=params.min_p,
                             seed=seed,
                             path=path,
                             sample=i,
                         ),
+                        min_tokens=params.min_tokens,
+                        repeated=Repeated(params.penalties) if params.penalties else None,
+                        stop_ids=frozenset(params.stop_token_ids),
+                        logprobs_from=logprobs_from,
+                        top_logprobs=params.top_logprobs,
                         ignore_eos=params.ignore_eos,
                         namespace=params.cache_salt,
                         priority=params.priority,
@@ -284,10 +319,11 @@ class Engine:
                         deadline=None if params.timeout_s is None else time.monotonic() + params.timeout_s,
                         keep_pinned=pin,
                         constraint=constraint.start() if constraint else None,
+                        closes=params.on_truncate == "close",
                         detokenizer=self.tokenizer.detokenizer(),
                         stops=StopMatcher(params.stop, params.stop_regex),
                         on_delta=for_sample(on_delta, i) if on_delta else None,
-                        on_done=for_sample(on_done, i),
+                        on_done=judged(for_sample(on_done, i), constraint),
                     )
                     for i in range(n)
                 )
@@ -300,12 +336,29 @@ class Engine:
                 for i in range(n):
                     self._loop.tell(for_sample(on_done, i), error)
 
-        spec = params.constraint()
-        if spec is None:
+        constraint = self.compile(params)
+        if constraint is None:
             submit(None)
         else:
-            self._compiler.compile(spec).add_done_callback(compiled)
+            constraint.add_done_callback(compiled)
         return handle
+
+    def compile(self, params: GenerateParams) -> Future[Constraint] | None:
+        """The constraint of such a generation, soon; None where there is none. Compiled once, and kept while there is
+        room: asked for ahead of time, it is there when a generation needs it."""
+        spec = params.constraint()
+        return None if spec is None else self._compiler.compile(spec)
+
+    def forced_text(self, params: GenerateParams) -> tuple[str, bool]:
+        """What the constraint of such a generation begins with whatever the model says, and whether that is all of it.
+
+        Waits until the constraint is compiled. Where there is none, nothing is forced.
+        """
+        constraint = self.compile(params)
+        if constraint is None:
+            return "", False
+        said, whole = forced_text(constraint.result().start(), self._compiler.vocab)
+        return said.decode(errors="ignore"), whole  # a character that is forced in part is not forced
 
     def start_score(
         self,
@@ -318,8 +371,8 @@ class Engine:
         """Start scoring continuations, each of at least one token, and return at once; `on_done` is called once."""
         for tokens in continuations:
             assert tokens, "a continuation is empty"
-            self._check_prompt(prompt)
-            self._check_prompt(prompt + tokens[:-1])
+            self.check_prompt(prompt)
+            self.check_prompt(prompt + tokens[:-1])
         handle = Handle(self._loop)
         gather = Gather(len(continuations), on_done)
         handle.submit(
@@ -327,7 +380,8 @@ class Engine:
                 Request(
                     tokens=prompt + tokens,
                     num_prompt=len(prompt),
-                    score_from=len(prompt),
+                    scoring=True,
+                    logprobs_from=len(prompt),
                     namespace=cache_salt,
                     on_done=for_sample(gather, i),
                 )
@@ -335,6 +389,12 @@ class Engine:
             )
         )
         return handle
+
+    @property
+    def beginning(self) -> array[int]:
+        """The token behind which a text begins that has nothing before it: the model's BOS, else one of its ends."""
+        tokenizer = self.tokenizer
+        return array("i", [tokenizer.bos_id if tokenizer.bos_id is not None else min(tokenizer.eos_ids, default=0)])
 
     def seam(self, prompt: array[int], plain_bytes: int) -> array[int]:
         """The tokens at the end of a prompt that healing decides again: see `healing.py`."""
@@ -385,11 +445,13 @@ class Engine:
                 film.add(self._picture(scheduler))
 
             watching[film] = watch
-            self._ask(lambda scheduler: (watch(scheduler), self._loop.watchers.append(watch)))
+            self._ask(watch)
+            self._ask(lambda _: self._loop.watchers.append(watch))
 
         def end(film: Film) -> None:
             watch = watching.pop(film)
-            self._ask(lambda scheduler: (watch(scheduler), self._loop.watchers.remove(watch)))
+            self._ask(lambda _: self._loop.watchers.remove(watch))
+            self._ask(watch)
 
         watching: dict[Film, Callable[[Scheduler], None]] = {}
         return Film(begin, end)
@@ -458,7 +520,8 @@ class Engine:
         if os.getpid() != self._pid:
             raise EngineClosed("this process was forked from the one that made the engine; make one in each process.")
 
-    def _check_prompt(self, prompt: array[int]) -> None:
+    def check_prompt(self, prompt: array[int]) -> None:
+        """Refuse a prompt that cannot be computed, with a `RequestError` or `OutOfSlots` that says why."""
         self._check_process()
         if not prompt:
             raise RequestError("the prompt is empty; write some text first.")
@@ -477,13 +540,37 @@ class Engine:
             raise OutOfSlots(wanted=len(prompt), free=self.num_slots, total=self.num_slots, prompt_alone=True)
 
 
-def attention_for(model: Model, pool: KVPool) -> Attention:
-    """The fastest backend for where the model runs."""
+def judged(on_done: Callable[[Any], None], constraint: Constraint | None) -> Callable[[Any], None]:
+    """`on_done`, told also what the constraint could not hold, and whether the text fulfils it all the same."""
+    if constraint is None or not constraint.warnings:
+        return on_done
+    return partial(_judge, on_done, constraint)
+
+
+def _judge(on_done: Callable[[Any], None], constraint: Constraint, result: object) -> None:
+    if isinstance(result, Result):
+        violation = constraint.violation(result.text) if result.complete else ""
+        result = replace(result, exact=constraint.exact, warnings=constraint.warnings, violation=violation)
+    on_done(result)
+
+
+def attention_for(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:
+    """The fastest backend for where the model runs, and when it pays there to read a span once for several rows."""
     if model.device.type == "cpu" and is_available():
         attention = CpuAttention()
         attention.prepare(model.specs, pool.dtype)
-        return attention
-    return ReferenceAttention()
+        return attention, CostModel()
+    if model.device.type == "cuda":
+        reason = flashinfer.unsupported(model.specs, pool.dtype)
+        if reason is None:
+            try:
+                library = import_module("flashinfer")
+                attention_on_gpu = FlashInferAttention(library, model.device, pool.dtype)
+                return attention_on_gpu, flashinfer.cost_model(model.specs, pool.dtype)
+            except (ImportError, OSError, RuntimeError) as error:  # not installed, or for another CUDA than there is
+                reason = f"{type(error).__name__}: {error}. Install it with: pip install branchwise[cuda]"
+        log.warning("attention runs in plain torch, right and slow: FlashInfer cannot be used (%s)", reason)
+    return ReferenceAttention(), CostModel()
 
 
 def _close(loop: StepLoop, compiler: Compiler, tiers: Tiers | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from .errors import EngineClosed
 from .loop import Ask, Cancel, StepLoop, Submit
-from .request import Request
+from .request import Request, Result
 from .tree import Node
 
 T = TypeVar("T")
@@ -64,6 +64,36 @@ class Pin:
         if node is not None:
             with contextlib.suppress(EngineClosed):  # the cache has gone as a whole
                 self._loop.post(Ask(lambda scheduler: scheduler.tree.unpin(node), Future()))
+
+
+class LatePin:
+    """A pin of a prompt that is still computed; a failure leaves nothing pinned."""
+
+    def __init__(self, loop: StepLoop, num_tokens: int) -> None:
+        self.handle: Handle | None = None
+        self._loop = loop
+        self._num_tokens = num_tokens
+        self._lock = threading.Lock()
+        self._pin: Pin | None = None
+        self._released = False
+
+    def arrive(self, result: Result | Exception) -> None:
+        """The prompt is computed, or could not be."""
+        if isinstance(result, Result) and result.pinned is not None:
+            pin = Pin(self._loop, result.pinned, self._num_tokens)
+            with self._lock:
+                self._pin, released = pin, self._released
+            if released:
+                pin.release()
+
+    def release(self) -> None:
+        """Let the prompt be evicted again, or not be computed at all. Twice is fine."""
+        with self._lock:
+            self._released, pin = True, self._pin
+        if pin is not None:
+            pin.release()
+        elif self.handle is not None:
+            self.handle.cancel()
 
 
 class Gather:

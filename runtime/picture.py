@@ -7,6 +7,7 @@ right. Boxes have names that survive splits (what the whole path to their end sa
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -192,7 +193,9 @@ def shortened(text: str, most: int) -> str:
 
 
 def _width(box: Box) -> float:
-    return ROOT_WIDTH if box.text == "root" and box.parent is None else round(min(460, 56 + 36 * box.num_tokens**0.5), 1)
+    if box.text == "root" and box.parent is None:
+        return ROOT_WIDTH
+    return round(min(460.0, 56 + 36 * math.sqrt(box.num_tokens)), 1)
 
 
 def _label(box: Box) -> str:

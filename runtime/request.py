@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from .constrain import State as ConstraintState
 from .healing import Held
+from .penalties import Repeated
 from .sampling import SamplingParams
 from .stops import StopMatcher
 from .text import Detokenizer
@@ -25,6 +26,16 @@ class Delta:
     """Text that will not be taken back."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Natural log-probability of a token given those before it, as the model says it: before temperature, penalties
+    and constraints. `top` are the likeliest tokens in its place with theirs, likeliest first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +73,16 @@ class Result:
     complete: bool  # the text fulfils its constraint, if there is one
     prompt_tokens: int
     hit_tokens: int
+    exact: bool = True          # its constraint was held in full while it was written; otherwise `warnings` say why
+    warnings: tuple[str, ...] = ()
+    violation: str = ""         # what is wrong with a complete text whose constraint was not exact
     forced_tokens: int = 0      # those of `tokens` that a constraint forced
     times: Times = Times()
     healed: int = 0
     forced_at: tuple[int, ...] = ()  # which of `tokens` a constraint forced
     healed_bytes: int = 0       # bytes of the first token that were in the prompt already
+    logprobs: tuple[Logprob, ...] | None = None  # of each of `tokens`, if asked for
+    prompt_logprobs: tuple[Logprob, ...] | None = None  # of the prompt's last tokens, likewise
     pinned: Node | None = None  # where the prompt ends, if it was to be pinned
 
 
@@ -87,10 +103,15 @@ class Request:
     num_prompt: int                 # tokens[:num_prompt] were given and stay, the rest is sampled
     on_done: Callable[[Any], None]  # once: a Result, a list of log-probabilities, or an Exception
     on_delta: Callable[[Delta], None] | None = None
-    score_from: int | None = None   # scoring: log-probabilities are wanted of tokens[score_from:]
+    scoring: bool = False           # nothing is generated
+    logprobs_from: int | None = None  # log-probabilities are wanted of tokens[logprobs_from:]
+    top_logprobs: int = 0           # and of so many others in the place of each
     max_tokens: int = 0             # to sample at most
+    min_tokens: int = 0             # before these nothing ends the text but a stop string
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    repeated: Repeated | None = None
     ignore_eos: bool = False
+    stop_ids: frozenset[int] = frozenset()  # tokens that end the text and are not in it
     namespace: Hashable = None      # requests of different ones share nothing
     priority: int = 0               # higher ones are admitted first, sent back last, and kept longer
     routing_key: Hashable = None
@@ -100,6 +121,7 @@ class Request:
     likely: tuple[int, ...] = ()    # and those that are likely to come after them
     held: Held | None = None        # the end of the prompt, after `tokens`, as long as it is not decided
     constraint: ConstraintState | None = None
+    closes: bool = False            # `max_tokens` shall not cut off what the constraint describes
     detokenizer: Detokenizer = field(default_factory=lambda: Detokenizer(()))
     stops: StopMatcher = field(default_factory=StopMatcher)
     _start: Detokenizer = field(init=False)
@@ -116,7 +138,7 @@ class Request:
     best_hit: int | None = None     # those that it could have found there at best, whatever went before it
     counted: bool = False           # these two numbers are in the statistics
     pieces: list[str] = field(default_factory=list)  # the text so far, as it became certain
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
     arrived: float = 0.0            # on the same clock, like the next two
     started: float | None = None
     first_token: float | None = None
@@ -167,12 +189,12 @@ class Request:
     @property
     def first_wanted(self) -> int:
         """The first position whose logits are still wanted."""
-        return len(self.tokens) - 1 if self.score_from is None else self.score_from - 1 + len(self.logprobs)
+        return len(self.tokens) - 1 if self.logprobs_from is None else self.logprobs_from - 1 + len(self.logprobs)
 
     @property
     def end(self) -> int:
         """Where computing stops for now: nothing follows the last token of a text that is only scored."""
-        return len(self.tokens) - (self.score_from is not None)
+        return len(self.tokens) - self.scoring
 
     def heal(self, token: int) -> bool:
         """`token` was sampled in the place of the first that is held back; whether that one stays, and is prompt again.
@@ -233,8 +255,16 @@ class Request:
             healed_bytes=self.replaced.size if self.replaced else 0,
             times=times,
             healed=len(self.replaced.tokens) if self.replaced and kept else 0,
+            logprobs=self._logprobs(self.num_prompt, len(self.tokens)),
+            prompt_logprobs=self._logprobs(0, self.num_prompt),
             pinned=self.pinned,
         )
+
+    def _logprobs(self, first: int, end: int) -> tuple[Logprob, ...] | None:
+        """Those of tokens [first, end) that there are; None if none were asked for."""
+        if self.logprobs_from is None:
+            return None
+        return tuple(self.logprobs[max(0, first - self.logprobs_from) : max(0, end - self.logprobs_from)])
 
     def _add(self, text: str) -> str:
         if text:

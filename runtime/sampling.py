@@ -3,6 +3,8 @@
 The noise of a sample is a function of (seed, fork path, sample index, position, token id) and of
 nothing else, computed in integers: what is drawn does not depend on who else is in the batch, nor
 on the device. A token is drawn by the Gumbel-max trick: argmax of log-probability + Gumbel noise.
+
+This is how it is meant; `draw_kernel.py` does the same for many rows at once.
 """
 
 from __future__ import annotations
@@ -17,8 +19,6 @@ from torch import Tensor
 GREEDY_UP_TO = 1e-4
 """Temperatures up to this one take the likeliest token."""
 
-HEAD = 1024
-"""How many of the likeliest tokens are looked at first."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -27,6 +27,7 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
     seed: int = 0
     path: tuple[int, ...] = ()
     sample: int = 0
@@ -35,85 +36,48 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature <= GREEDY_UP_TO
 
+    @property
+    def whole(self) -> bool:
+        """Every token may be drawn."""
+        return self.top_k is None and self.top_p >= 1.0 and self.min_p <= 0.0
 
-def sample(logits: Tensor, params: SamplingParams, position: int, allowed: Tensor | None = None) -> int:
+
+def sample(logits: Tensor, params: SamplingParams, position: int) -> int:
     """Draw the token that comes at `position`.
 
     Args:
-        logits: [V] of the token before it.
-        allowed: bool [V]; the others cannot be drawn. At least one must be allowed.
+        logits: [V] of the token before it, -inf where a token cannot be drawn; one can at least.
     """
-    if allowed is not None:
-        logits = logits.masked_fill(~allowed, -torch.inf)
     if params.greedy:
         return int(logits.argmax())
-    values, tokens = logits.topk(min(HEAD, len(logits)))                    # [N], likeliest first
-    tokens, values = tokens[values > -torch.inf], values[values > -torch.inf]
-    scaled = values.double() / params.temperature                           # float64: small ones do not overflow
-    kept = _kept(scaled, logits, params)
-    if kept is None:
-        values, tokens = logits.sort(descending=True, stable=True)
-        scaled = values.double() / params.temperature
-        kept = _kept(scaled, None, params) or 0
-    if kept < len(tokens):
-        tokens, scaled = tokens[:kept], scaled[:kept]
-        return int(tokens[(scaled + gumbel(tokens, params, position)).argmax()])
-    return _argmax_over_all(logits, tokens, scaled, params, position)
+    scaled = logits.double() / params.temperature                           # float64: small ones do not overflow
+    if params.whole:
+        tokens = torch.arange(len(logits), device=logits.device)
+    else:
+        values, order = scaled.sort(descending=True, stable=True)           # of equal ones the first go first
+        tokens = order[: _kept(values, params)]
+    scaled = scaled[tokens]
+    return int(tokens[(scaled + gumbel(tokens, params, position)).argmax()])
 
 
-def _kept(scaled: Tensor, logits: Tensor | None, params: SamplingParams) -> int | None:
-    """How many of the likeliest tokens `top_k`, then `top_p` keep: the fewest whose probabilities reach it.
+def _kept(scaled: Tensor, params: SamplingParams) -> int:
+    """How many of the likeliest tokens are kept: by `top_k`, then the fewest that reach `top_p`, then by `min_p`.
 
     Args:
-        scaled: [N], descending, float64.
-        logits: [V] of all tokens, of which `scaled` are the head; None if they are all.
-
-    Returns:
-        None if the head does not tell.
+        scaled: float64 [V], descending.
     """
-    count = len(scaled) if params.top_k is None else min(params.top_k, len(scaled))
-    if params.top_p >= 1.0:
-        return count if logits is None or params.top_k is None or params.top_k <= len(scaled) else None
-    whole = scaled[:count] if params.top_k is not None or logits is None else logits.double() / params.temperature
-    if params.top_k is not None and logits is not None and params.top_k > len(scaled):
-        return None
-    before = (scaled[:count] - whole.logsumexp(-1)).exp().cumsum(-1).roll(1)
+    scaled = scaled[: params.top_k][scaled[: params.top_k] > -torch.inf]
+    before = scaled.softmax(-1).cumsum(-1).roll(1)
     before[0] = 0.0
     kept = int((before < params.top_p).sum())
-    return None if logits is not None and kept == len(scaled) < len(logits) else kept
-
-
-def _argmax_over_all(
-    logits: Tensor, tokens: Tensor, scaled: Tensor, params: SamplingParams, position: int
-) -> int:
-    """The token with the greatest sum of score and noise, of all of them.
-
-    Beyond the head a score is at most the head's last, so only noise that makes up for that can win; noise rises
-    with the bits that it is made of, so they are compared first.
-
-    Args:
-        logits: [V].
-        tokens, scaled: the head of it, likeliest first.
-    """
-    if len(tokens) < HEAD:  # all that are possible
-        return int(tokens[(scaled + gumbel(tokens, params, position)).argmax()])
-    bits = noise_bits(torch.arange(len(logits), device=logits.device), params, position)
-    sums = scaled + _gumbel(bits[tokens])
-    best = int(sums.argmax())
-    least = math.exp(-math.exp(min(700.0, float(scaled[-1] - sums[best])))) * 2.0**32 - 1
-    rivals = (bits >= least).nonzero().squeeze(-1)
-    rival_sums = logits[rivals].double() / params.temperature + _gumbel(bits[rivals])
-    if len(rivals) and float(rival_sums.max()) > float(sums[best]):
-        return int(rivals[rival_sums.argmax()])
-    return int(tokens[best])
+    if params.min_p > 0:
+        kept = min(kept, int((scaled >= scaled[0] + math.log(params.min_p)).sum()))
+    return kept
 
 
 def gumbel(tokens: Tensor, params: SamplingParams, position: int) -> Tensor:
     """Standard Gumbel noise for each token id, [C] int64 -> [C] float64: -log(-log(u)), u uniform in (0, 1)."""
-    return _gumbel(noise_bits(tokens, params, position))
-
-
-def _gumbel(bits: Tensor) -> Tensor:
+    bits = noise_bits(tokens, params, position)
     return -torch.log(-torch.log((bits.double() + 0.5) * 2.0**-32))
 
 

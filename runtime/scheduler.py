@@ -193,10 +193,10 @@ class Scheduler:
             request.computed += count
             if request.computed <= request.num_prompt:
                 self.waiting.grew(request)
+        rows = max(count, request.computed - request.first_wanted, 1)  # rows can be read again, too
         if request.draft and request.computed == request.end:
-            self._place_draft(request, step.budget - max(count, 1))
-            count += request.drafted
-        step.budget -= max(count, request.computed - request.first_wanted, 1)  # rows can be read again, too
+            self._place_draft(request, step.budget - rows)
+        step.budget -= rows + request.drafted
         step.placed[request] = None
 
     def _place_draft(self, request: Request, room: int) -> None:
@@ -218,13 +218,13 @@ class Scheduler:
     def _seal_prompt(self, request: Request) -> None:
         """If a request's path ends where its prompt does, what follows opens a child."""
         whole = request.computed == request.num_prompt and request.held is None
-        if whole and request.tail is None and request.score_from is None:
+        if whole and request.tail is None and not request.scoring:
             assert request.node is not None
             request.node.sealed = True
 
     def _target(self, request: Request, step: _Step) -> int:
         """How far a request may get in this step, as far as its rows go that are in the tree already."""
-        if request.score_from is None:
+        if request.logprobs_from is None:
             return request.end
         return min(request.end, request.first_wanted + step.budget)
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from .model.configuration import read_config
 from .models import read_json
 from .text import Detokenizer
 
+_WORDS = "the river runs, in 12 miles; isn't it so? yes it is"
 _SAMPLE = "The cat  sat, 12 + (3); \u00e9 \u6f22 \U0001f600\n"
 WORD_START = "\u2581"  # what SentencePiece writes for a space
 
@@ -91,6 +93,26 @@ class Tokenizer:
     def special_texts(self) -> Mapping[int, str]:
         """How special tokens are spelled, by id."""
         return self._special_text
+
+    @cached_property
+    def parts_at_words(self) -> bool:
+        """Whether a text that is cut between a letter and the space before another one has the tokens of its parts.
+
+        So it is if no token has a letter and a space behind it: then none lies across the cut, and what BPE merges or
+        Unigram chooses on one side changes nothing on the other. Letters and spaces of ASCII.
+        """
+        across = re.compile(rb"[A-Za-z] ")
+        edges = re.compile("^[A-Za-z ]|[A-Za-z ]$|[A-Za-z] [A-Za-z]")  # of these, spaces may belong to the token
+        if any(map(across.search, self.token_bytes)) or any(map(edges.search, self._special_text.values())):
+            return False
+        whole = self.encode(_WORDS, at_start=False, control=False)
+        cuts = [match.start() for match in re.finditer("(?<=[a-z])(?= [a-z])", _WORDS)]
+        return all(
+            self.encode(_WORDS[:cut], at_start=False, control=False)
+            + self.encode(_WORDS[cut:], at_start=False, control=False)
+            == whole
+            for cut in cuts
+        )
 
     def encode(self, text: str, *, at_start: bool, control: bool, bos: bool = True) -> list[int]:
         """The tokens of `text`.

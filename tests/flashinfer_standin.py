@@ -36,6 +36,15 @@ def is_rising(values: list[int]) -> bool:
     return values[0] == 0 and all(a <= b for a, b in pairwise(values))
 
 
+def merge_state_in_place(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    need(lse.dtype == other_lse.dtype == torch.float32, "a log-sum-exp must be float32")
+    need(out.shape == other.shape and lse.shape == other_lse.shape == out.shape[:2], "shapes to merge")
+    top = torch.maximum(lse, other_lse)
+    a, b = torch.exp2(lse - top), torch.exp2(other_lse - top)
+    out.copy_(out * (a / (a + b))[..., None] + other * (b / (a + b))[..., None])
+    lse.copy_(torch.log2(a + b) + top)
+
+
 class BatchPrefillWithPagedKVCacheWrapper:
     """`plan`, then `run`; counts the pages that are read."""
 

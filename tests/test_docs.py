@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from branchwise import set_default_backend
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["tokens.md"])
+@pytest.mark.parametrize("page", ["constraints.md", "from-sglang.md", "language.md", "tokens.md"])
 def test_programs_of_a_page_print_what_the_page_says(
     demo_model: Path, page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -19,6 +21,28 @@ def test_programs_of_a_page_print_what_the_page_says(
     blocks = re.findall(r"```python\n(.*?)```\n+(?:```text\n(.*?)```)?", (DOCS / page).read_text(), re.DOTALL)
     assert blocks
     for program, printed in blocks:
-        exec(program, names)
+        exec(compile(program, "example.py", "exec"), names)
         assert capsys.readouterr().out == printed, program
+    set_default_backend(None)
     names["engine"].close()  # type: ignore[attr-defined]  # an Engine
+
+
+SGLANG = """
+    Engine Runtime RuntimeEndpoint Anthropic LiteLLM OpenAI VertexAI global_config set_default_backend flush_cache
+    get_server_info function gen gen_int gen_string select image video separate_reasoning system user assistant
+    system_begin system_end user_begin user_end assistant_begin assistant_end
+    token_length_normalized greedy_token_selection unconditional_likelihood_normalized
+    max_tokens max_new_tokens min_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p
+    frequency_penalty presence_penalty ignore_eos return_logprob logprob_start_len top_logprobs_num
+    return_text_in_logprobs dtype choices choices_method regex json_schema num_api_spec_tokens
+    run run_batch num_threads progress_bar generator_style stream backend bind trace compile cache
+    text messages sync error text_iter text_async_iter get_var set_var get_meta_info ret_value var_scope fork
+    position_ids_offset copy join concate_and_append
+"""
+"""What SGLang's frontend exports, the options of its calls, and the methods of its programs, states and forks."""
+
+
+def test_every_name_of_sglangs_frontend_has_its_place() -> None:
+    page = (DOCS / "from-sglang.md").read_text(encoding="utf-8")
+    spelled = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", page))))
+    assert set(SGLANG.split()) <= spelled

@@ -15,10 +15,15 @@ from branchwise import Engine
 EXAMPLES = [p for p in sorted((Path(__file__).parents[1] / "examples").glob("*.py")) if p.stem != "__main__"]
 EXPECTED = {
     "agent": ["Step: calculate 45 + 87", "Result: 132", "132."],
+    "character": ["Ron Weasley: ", "HUFFLEPUFF"],
     "chat": ["assistant: The capital of France is Paris.", "user: Which language do people speak there?"],
+    "dates": ["1989-11-29  The Berlin Wall falls"],
+    "extraction": ["Marie Curie, physicist, 1867", "27 of 73 tokens were forced"],
     "few_shot": ["What is the capital of Japan?", "Tokyo", "Leonardo da Vinci"],
     "parallel_tips": ["1. Eat", "2. Keep your bedroom", "3. Exercise", "The most important of these is to"],
+    "query": ["SELECT COUNT(*) FROM towns WHERE population > 50000;"],
     "self_consistency": ["The vote: 20"],
+    "tool_call": ["Look(tool='look_up', country='France') -> Paris", "operator='+', right=25) -> 42"],
 }
 
 

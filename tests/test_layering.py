@@ -18,7 +18,14 @@ FACE = [path.relative_to(ROOT) for path in sorted((ROOT / "branchwise").glob("*.
 LATE = {
     ("branchwise/__main__.py", "branchwise.runtime.errors"): "--help and --version need no torch",
     ("branchwise/__main__.py", "branchwise.runtime.models"): "--help and --version need no torch",
+    ("interpreter/changes.py", "asyncio"): "30 ms that only async programs need",
+    ("interpreter/mapping.py", ".loops"): "asyncio",
+    ("interpreter/progress.py", "tqdm.auto"): "asyncio, and what a notebook needs for its bars",
+    ("interpreter/run.py", ".loops"): "asyncio",
     ("runtime/attention/kernels.py", ".ragged"): "numba and its compiler, in a thread of their own; may be missing",
+    ("runtime/draws.py", ".draw_kernel"): "numba and its compiler, in a thread of their own; may be missing",
+    ("runtime/model/fused.py", ".fused_kernel"): "numba and its compiler, in a thread of their own; may be missing",
+    ("runtime/model/rows.py", ".rowwise"): "numba and its compiler, in a thread of their own; may be missing",
     ("runtime/model/load.py", ".transformers"): "a second of imports that most models do not need",
     ("runtime/models.py", ".gguf"): "torch and transformers, only when a model is converted",
 }

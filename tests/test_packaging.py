@@ -75,6 +75,14 @@ def test_public_names_are_sorted_and_there() -> None:
     assert set(branchwise.__all__) <= set(dir(branchwise))
 
 
+def test_names_of_sglang_say_what_to_write_instead() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'branchwise' has no attribute 'Runtime'\. Write Engine\("):
+        branchwise.Runtime  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'image'\. Models here read text only\.$"):
+        branchwise.image  # noqa: B018
+    assert branchwise.greedy_token_selection == "greedy_token_selection"
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"^module 'branchwise' has no attribute 'nothing'$"):
         branchwise.nothing  # noqa: B018

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..changes import blocking
 from ..transcript import Transcript
 from .page import as_html
 from .spans import settled
@@ -19,7 +20,7 @@ def live(transcript: Transcript, ended: Callable[[], bool]) -> None:
     """Show what is written until all of it is done and the program has `ended`; outside of notebooks, print it."""
     notebook = _notebook()
     if notebook is None:
-        for piece in transcript.pieces(until_ended=not ended()):
+        for piece in blocking(transcript.steps(until_ended=not ended())):
             print(piece, end="", flush=True)
         print()
         return

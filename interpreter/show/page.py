@@ -7,15 +7,15 @@ from html import escape
 
 from ..session import Usage
 from ..transcript import Transcript
-from .spans import Fork, Plain, Role, Story, Written, hover, tell
+from .spans import Deeper, Fork, Plain, Role, Story, Written, hover, tell
 
 LIGHT = (
     "--ink:#1f2328;--faint:#68717b;--line:#d5dbe1;--turn:#f6f8fa;--chip:#e8edf3;"
-    "--cached:#d3e5fb;--computed:#fdeab8;--forced:#dcd3f7;--sampled:#cdeed4;--failed:#ffd7d5"
+    "--cached:#d3e5fb;--computed:#fdeab8;--forced:#dcd3f7;--sampled:#cdeed4;--chosen:#f5d3e8;--failed:#ffd7d5"
 )
 DARK = (
     "--ink:#e6edf3;--faint:#9198a1;--line:#3d444d;--turn:#161b22;--chip:#2b333d;"
-    "--cached:#1b3a5f;--computed:#57430c;--forced:#40306f;--sampled:#19482a;--failed:#67211d"
+    "--cached:#1b3a5f;--computed:#57430c;--forced:#40306f;--sampled:#19482a;--chosen:#5c2348;--failed:#67211d"
 )
 STYLE = f"""
 .bw-state{{{LIGHT};color:var(--ink);font:14px/1.65 system-ui,sans-serif;max-width:1100px}}
@@ -23,14 +23,17 @@ STYLE = f"""
 [data-jp-theme-light="true"] .bw-state,.vscode-light .bw-state{{{LIGHT}}}
 [data-jp-theme-light="false"] .bw-state,.vscode-dark .bw-state{{{DARK}}}
 .bw-state .text{{white-space:pre-wrap;overflow-wrap:anywhere}}
-.bw-state .turn{{border-left:3px solid var(--line);background:var(--turn);border-radius:0 8px 8px 0;padding:5px 12px 7px;
-margin:6px 0}}.bw-state .role{{font-size:11px;font-weight:600;letter-spacing:.04em;color:var(--faint);display:block}}
+.bw-state .turn{{border-left:3px solid var(--line);background:var(--turn);border-radius:0 8px 8px 0;
+padding:5px 12px 7px;margin:6px 0}}
+.bw-state .role{{font-size:11px;font-weight:600;letter-spacing:.04em;color:var(--faint);display:block}}
 .bw-state .t{{border-radius:3px;padding:1px 0}}.bw-state .t:hover{{outline:1px solid var(--faint)}}
 .bw-state .cached{{background:var(--cached)}}.bw-state .computed{{background:var(--computed)}}
 .bw-state .forced{{background:var(--forced)}}.bw-state .sampled{{background:var(--sampled)}}
+.bw-state .chosen{{background:var(--chosen)}}
 .bw-state .sampled.t+.sampled.t,.bw-state .forced.t+.forced.t{{margin-left:1px}}
-.bw-state .chip{{font:11px/1.5 ui-monospace,Menlo,Consolas,monospace;background:var(--chip);border:1px solid var(--line);
-border-radius:9px;padding:0 7px;margin:0 4px 0 2px;white-space:nowrap}}.bw-state .failed{{background:var(--failed)}}
+.bw-state .chip{{font:11px/1.5 ui-monospace,Menlo,Consolas,monospace;background:var(--chip);
+border:1px solid var(--line);border-radius:9px;padding:0 7px;margin:0 4px 0 2px;white-space:nowrap}}
+.bw-state .failed{{background:var(--failed)}}
 .bw-state .fork{{display:grid;grid-template-columns:repeat(auto-fit,minmax(210px,1fr));gap:10px;margin:8px 0}}
 .bw-state .fork>details{{border:1px solid var(--line);border-radius:8px;padding:4px 12px 8px;min-width:0}}
 .bw-state summary{{font-size:11px;color:var(--faint);cursor:pointer}}
@@ -38,7 +41,7 @@ border-radius:9px;padding:0 7px;margin:0 4px 0 2px;white-space:nowrap}}.bw-state
 .bw-state .sum i{{display:inline-block;width:11px;height:11px;border-radius:3px;margin:0 5px -1px 12px}}
 .bw-state .values{{margin:6px 0;overflow-wrap:anywhere}}
 """
-ORIGINS = ("cached", "computed", "forced", "sampled")
+ORIGINS = ("cached", "computed", "forced", "sampled", "chosen")
 
 
 def as_html(transcript: Transcript) -> str:
@@ -60,10 +63,10 @@ def summary(story: Story) -> str:
         sum(u.completion_tokens for u in story.usages),
         sum(u.forced_tokens for u in story.usages),
     )
-    calls = len(story.usages)
+    calls, computed = len(story.usages), total.prompt_tokens - total.hit_tokens
     return (
-        f"{calls} generation{'' if calls == 1 else 's'} · prompts: {total.prompt_tokens} tokens, {total.hit_tokens} hit, "
-        f"{total.prompt_tokens - total.hit_tokens} computed · {total.completion_tokens} generated, "
+        f"{calls} generation{'' if calls == 1 else 's'} · prompts: {total.prompt_tokens} tokens, "
+        f"{total.hit_tokens} hit, {computed} computed · {total.completion_tokens} generated, "
         f"{total.forced_tokens} forced · {story.seconds:.2f} s"
     )
 
@@ -81,7 +84,7 @@ def _story(story: Story) -> Iterator[str]:
                 inside = True
             case Plain(parts):
                 for text, origin in parts:
-                    yield f'<span class="t {origin or ""}" title="{origin or "not computed yet"}">{escape(text)}</span>'
+                    yield f'<span class="t {origin or ""}" title="{origin or "not computed yet, or not known"}">{escape(text)}</span>'
             case Written():
                 yield _written(span)
             case Fork(branches):
@@ -89,6 +92,8 @@ def _story(story: Story) -> Iterator[str]:
                 for number, branch in enumerate(branches):
                     yield f"<details open><summary>branch {number}</summary>{''.join(_story(branch))}</details>"
                 yield "</div>"
+            case Deeper(count):
+                yield f'<div class="role">{count} more branches, too deep to show</div>'
     yield "</div></div>" if inside else "</div>"
     if story.values:
         chips = " ".join(
@@ -102,7 +107,7 @@ def _written(call: Written) -> str:
     label = (call.name or "gen") + {"running": " …", "failed": " failed"}.get(call.state, "")
     chip = f'<span class="{kind}" title="{escape(call.note)}">{escape(label)}</span>'
     tokens = "".join(
-        f'<span class="t {piece.origin}" title="{escape(hover(piece))}">{escape(piece.text)}</span>'
+        f'<span class="t {piece.origin or ""}" title="{escape(hover(piece))}">{escape(piece.text)}</span>'
         for piece in call.pieces
     )
     failed = f'<div class="failed">{escape(call.note)}</div>' if call.state == "failed" else ""

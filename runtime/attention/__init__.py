@@ -71,7 +71,7 @@ class Attention(Protocol):
             k_pool, v_pool: [num_slots + 1, K, D].
 
         Returns:
-            [T, H, D].
+            [T, H, D], until the next call.
         """
 
     def partial(self, level: Level, layer: int, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> tuple[Tensor, Tensor]:

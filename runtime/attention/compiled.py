@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numba
@@ -21,10 +22,16 @@ from numba.core import caching
 log = logging.getLogger(__name__)
 
 
-def kept(function: Any, signature: Any, folder: Path) -> Callable[..., None]:
-    """`function` compiled for `signature` alone: from the folder if it is there, else put there if that can be done."""
-    source = Path(inspect.getfile(function.py_func)).read_bytes()
+def kept(function: Any, signature: Any, folder: Path, *uses: ModuleType) -> Callable[..., None]:
+    """`function` compiled for `signature` alone: from the folder if it is there, else put there if that can be done.
+
+    Args:
+        uses: other modules whose code becomes part of it.
+    """
+    files = [inspect.getfile(function.py_func), *map(inspect.getfile, uses)]
+    source = b"".join(Path(file).read_bytes() for file in files)
     cells = [cell.cell_contents for cell in function.py_func.__closure__ or ()]
+    cells = [value for value in cells if isinstance(value, int | float)]  # functions are in the sources
     machine = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     stamp = hashlib.sha256(repr((numba.__version__, machine, cells, signature)).encode() + source).hexdigest()
     path = folder / stamp[:16]
@@ -63,5 +70,8 @@ def _cache_in(path: Path, stamp: str) -> type[Any]:
 
     class Cache(caching.FunctionCache):  # type: ignore[misc]  # likewise
         _impl_class = Implementation
+
+        def _index_key(self, signature: Any, codegen: Any) -> Any:
+            return signature, codegen.magic_tuple(), stamp  # numba's own differs for each process if functions are used
 
     return Cache

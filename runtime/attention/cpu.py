@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import AttnBatch, AttnSpec, Level, merge
-from .kernels import Helpers, kernel_for
+from .kernels import Caller, kernel_for
 from .reference import ReferenceAttention
 from .units import Units, units_of
 
@@ -55,7 +55,7 @@ class CpuAttention:
 
     def __init__(self) -> None:
         self._reference = ReferenceAttention()
-        self._helpers = Helpers()
+        self._caller = Caller()
 
     def prepare(self, specs: Sequence[AttnSpec], dtype: torch.dtype) -> None:
         """Begin to load the compiled kernels of these layers, with keys of `dtype`. Until then torch does the work."""
@@ -72,7 +72,7 @@ class CpuAttention:
     def forward(self, layer: int, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> Tensor:
         spec = self._specs[layer]
         if (kernel := kernel_for(spec, q.dtype)) is not None:
-            return self._helpers.run(kernel, self._units_of(spec), spec, q, k_pool, v_pool)[0]
+            return self._caller.run(kernel, self.units(spec), spec, q, k_pool, v_pool)[0]
         if spec.window is not None or spec.softcap is not None:
             return self._reference.forward(layer, q, k_pool, v_pool)
         if self._jobs is None:
@@ -83,12 +83,13 @@ class CpuAttention:
         spec = self._specs[layer]
         if (kernel := kernel_for(spec, q.dtype)) is not None:
             units = units_of((level,), spec.num_kv_heads, _repeat(spec), spec.window, self._threads)
-            return self._helpers.run(kernel, units, spec, q, k_pool, v_pool)
+            out, lse = self._caller.run(kernel, units, spec, q, k_pool, v_pool)
+            return out.clone(), lse.clone()
         if spec.window is not None or spec.softcap is not None:
             return self._reference.partial(level, layer, q, k_pool, v_pool)
         return _run(_jobs(level), q, k_pool, v_pool, spec.scale)
 
-    def _units_of(self, spec: AttnSpec) -> Units:
+    def units(self, spec: AttnSpec) -> Units:
         """Those of the step, made once for all layers of a kind. A window's rows look back along the whole path."""
         key = spec.num_kv_heads, _repeat(spec), spec.window
         if key not in self._units:

@@ -1,31 +1,22 @@
-"""The compiled kernels of this process: loaded in the background, run by several threads.
-
-numba and its compiler are loaded with the first kernel, beside what the caller does meanwhile. A kernel that is on disk
-is there in half a second; one that is not takes some seconds, once on a machine.
-"""
+"""The compiled attention kernels of this process, one for each kind of layer."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
-from threading import Thread
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..compiling import help_with, loading
 from ..models import cache_folder
 from . import AttnSpec
 from .units import Units
 
-log = logging.getLogger(__name__)
-
 Kernel = Callable[..., None]
-
-_said: list[bool] = []  # a machine without numba is told so once
 
 SHARE = 300_000
 """Query-key pairs times the size of a head that are worth waking another thread for: about 0.05 ms of work."""
@@ -33,29 +24,18 @@ SHARE = 300_000
 
 def kernel_for(spec: AttnSpec, dtype: torch.dtype) -> Kernel | None:
     """The kernel for a kind of layer, or None: there is none for it, or it is not loaded yet; the first call begins."""
-    loading = loading_of(spec.head_dim, spec.num_q_heads // spec.num_kv_heads, dtype)
-    return loading.result() if loading.done() else None
+    kernel = loading_of(spec.head_dim, spec.num_q_heads // spec.num_kv_heads, dtype)
+    return kernel.result() if kernel.done() else None
 
 
 @cache
 def loading_of(head_dim: int, repeat: int, dtype: torch.dtype) -> Future[Kernel | None]:
     """One kernel on its way: None if there is no numba, or the kernel does not know such heads."""
-    future: Future[Kernel | None] = Future()
     if head_dim % 4 or dtype not in (torch.float32, torch.bfloat16):
-        future.set_result(None)
-    else:
-        Thread(target=_load, args=(future, head_dim, repeat, dtype), name="branchwise-kernel").start()
-    return future
-
-
-def _load(future: Future[Kernel | None], head_dim: int, repeat: int, dtype: torch.dtype) -> None:
-    try:
-        future.set_result(_compiled(head_dim, repeat, dtype))
-    except Exception as error:  # no numba, a numba that does not know this Python, a compiler that fails
-        if not _said:
-            log.warning("attention runs without its compiled kernel, so slower: %r. With numba it is faster.", error)
-            _said.append(True)
-        future.set_result(None)
+        none: Future[Kernel | None] = Future()
+        none.set_result(None)
+        return none
+    return loading(lambda: _compiled(head_dim, repeat, dtype), "branchwise-kernel")
 
 
 def _compiled(head_dim: int, repeat: int, dtype: torch.dtype) -> Kernel:
@@ -64,32 +44,35 @@ def _compiled(head_dim: int, repeat: int, dtype: torch.dtype) -> Kernel:
     return kernel(head_dim, repeat, dtype == torch.bfloat16, cache_folder() / "kernels")
 
 
-class Helpers:
-    """The threads that share a kernel's work with its caller; they are started when there is enough of it."""
+class Caller:
+    """Calls a kernel, with the help of other threads where there is enough to do."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
+        self._kept: tuple[Tensor, Tensor] | None = None
         self._last: list[Future[None]] = []
 
     def run(
         self, kernel: Kernel, units: Units, spec: AttnSpec, q: Tensor, k_pool: Tensor, v_pool: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Attention by units: [T, H, D], and the natural log-sum-exp, float32 [T, H]."""
+        """Attention by units: [T, H, D], and the natural log-sum-exp, float32 [T, H]; both until the next call."""
         q = q.contiguous()
-        out = torch.zeros_like(q)
-        lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32)
+        out, lse = self._empty(q)
         counters = np.zeros(2 * len(units.stages), np.int32)
         arguments = (
             units.units, units.stages, counters, units.slots, spec.window or 0,
             *map(_array, (q, k_pool, v_pool, out, lse)), np.float32(spec.scale), np.float32(spec.softcap or 0),
         )  # fmt: skip
-        helpers = min(torch.get_num_threads(), units.work * spec.head_dim // SHARE) - 1
-        if helpers > 0 and all(future.done() for future in self._last):
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(torch.get_num_threads(), "branchwise-attention")
-            self._last = [self._pool.submit(kernel, *arguments) for _ in range(helpers)]
+        if all(future.done() for future in self._last):
+            self._last = help_with(kernel, arguments, units.work * spec.head_dim // SHARE - 1)
         kernel(*arguments)
         return out, lse
+
+    def _empty(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs of nothing yet. What is in `out` counts for nothing, but must be numbers."""
+        if self._kept is None or self._kept[0].shape != q.shape or self._kept[0].dtype != q.dtype:
+            self._kept = torch.zeros_like(q), torch.empty(q.shape[:2])
+        self._kept[1].numpy().fill(-np.inf)
+        return self._kept
 
 
 def _array(tensor: Tensor) -> NDArray[np.generic]:

@@ -29,13 +29,15 @@ class CostModel:
 
     price: what one more partial result costs for a row, in tokens read.
     max_levels: of shared spans at most.
+    least_saved: tokens that a level must spare, where its own launches cost something.
     """
 
     price: float = 32.0
     max_levels: int = 4
+    least_saved: float = 0.0
 
     def pays(self, num_rows: int, num_tokens: int) -> bool:
-        return (num_rows - 1) * num_tokens > self.price * num_rows
+        return (num_rows - 1) * num_tokens > max(self.price * num_rows, self.least_saved)
 
 
 def cut(segments: Sequence[Segment], cost: CostModel) -> tuple[list[list[Group]], list[Group]]:

@@ -20,15 +20,20 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import float32, int32, int64, types, uint16, uint32
+from numba.core import cgutils
 
+from . import tiles
 from .compiled import kept
+from .tiles import M, products
 from .units import MOST_LANES
 
 LINE = 16
 """float32 numbers in a cache line."""
 LANES = 16
 """Rows times heads are padded to a multiple of this: float32 numbers in a 512-bit register."""
-BLOCK = 32
+SPINS = 5_000
+"""About 50 microseconds: longer than what one thread has to do when another has done its part."""
+BLOCK = 64
 """Keys between two updates of the running maximum."""
 MASKED = np.float32(-1e30)
 """Score of a key that a row does not see: finite, so that no difference of scores is undefined."""
@@ -38,7 +43,7 @@ LOG2_E = np.float32(math.log2(math.e))
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 C0, C1, C2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 C3, C4, C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
-ONE, TWO, HALF, LEAST = np.float32(1.0), np.float32(2.0), np.float32(0.5), np.float32(-87.0)
+ZERO, ONE, TWO, HALF, LEAST = np.float32(0.0), np.float32(1.0), np.float32(2.0), np.float32(0.5), np.float32(-87.0)
 
 # numba comes without type information and finds the types of what it compiles itself: to a type checker it is all Any.
 _Decorator = Callable[[Callable[..., Any]], Any]
@@ -58,7 +63,7 @@ def _as_float(context: Any, bits: Any) -> Any:
 
 
 @_intrinsic
-def _wide(context: Any, number: Any) -> Any:
+def wide(context: Any, number: Any) -> Any:
     """float32 of float32, or of bfloat16 as uint16."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -71,7 +76,7 @@ def _wide(context: Any, number: Any) -> Any:
 
 
 @_intrinsic
-def _narrow(context: Any, number: Any, like: Any) -> Any:
+def narrow(context: Any, number: Any, like: Any) -> Any:
     """float32 in the format of `like`; bfloat16 is rounded to the nearest, ties to even."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -87,7 +92,7 @@ def _narrow(context: Any, number: Any, like: Any) -> Any:
 
 
 @_intrinsic
-def _add(context: Any, counters: Any, index: Any, value: Any) -> Any:
+def add_to_counter(context: Any, counters: Any, index: Any, value: Any) -> Any:
     """Add to a counter that other threads add to, and give what it was."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -95,6 +100,18 @@ def _add(context: Any, counters: Any, index: Any, value: Any) -> Any:
         return builder.atomic_rmw("add", builder.gep(array.data, [args[1]]), args[2], "acq_rel")
 
     return int32(counters, int64, int32), generate
+
+
+@_intrinsic
+def _sleep(context: Any, microseconds: Any) -> Any:
+    """Give the processor up for a while."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32)])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "usleep"), args)
+        return _context.get_dummy_value()
+
+    return types.void(uint32), generate
 
 
 @_intrinsic
@@ -118,11 +135,25 @@ def _prefetch(context: Any, array: Any, slot: Any, head: Any, number: Any) -> An
     return types.void(array, int64, int64, int64), generate
 
 
-_inline: _Decorator = numba.njit(fastmath=FAST, error_model="numpy", inline="always")
+inline: _Decorator = numba.njit(fastmath=FAST, error_model="numpy", inline="always")
 
 
-@_inline
-def _exp(x: Any) -> Any:
+@inline
+def wait_for(counters: Any, index: Any, value: Any) -> None:
+    """Wait until other threads have brought a counter to `value`.
+
+    They are at work and nearly done, unless they have lost their processor to somebody else: then this thread's own is
+    of more use to them than to it.
+    """
+    spins = 0
+    while add_to_counter(counters, index, 0) < value:
+        spins += 1
+        if spins > SPINS:
+            _sleep(uint32(1))
+
+
+@inline
+def exp_of_negative(x: Any) -> Any:
     """exp of x <= 0, to about 1e-7 of its value; 0 below -87, nan of nan."""
     n = math.floor((x if x > LEAST else LEAST) * LOG2_E + HALF)
     y = LEAST if x <= LEAST else x
@@ -132,14 +163,14 @@ def _exp(x: Any) -> Any:
     return np.float32(0.0) if x <= LEAST else (p * r * r + r + ONE) * power
 
 
-@_inline
+@inline
 def _capped(x: Any, cap: Any) -> Any:
     """cap * tanh(x / cap)."""
-    e = _exp(-TWO * abs(x) / cap)
+    e = exp_of_negative(-TWO * abs(x) / cap)
     return math.copysign(cap * (ONE - e) / (ONE + e), x)
 
 
-@_inline
+@inline
 def _merge(lse: Any, row: Any, head: Any, highest: Any, total: Any) -> Any:
     """Bring the log-sum-exp up to date; the factors of the output before, and of the weighted sum found."""
     mine, before = highest + np.float32(math.log(total)), lse[row, head]
@@ -152,15 +183,15 @@ def _merge(lse: Any, row: Any, head: Any, highest: Any, total: Any) -> Any:
     return np.float32(math.exp(before - joint)), np.float32(math.exp(mine - joint)) / total
 
 
-@_inline
-def _one_row(
+@inline
+def attend_row(
     row: Any, start: Any, stop: Any, kh: Any, D: Any, G: Any, B: Any, slots: Any, q: Any, k: Any, v: Any, out: Any,
     lse: Any, scale: Any, cap: Any, queries: Any, output: Any, scores: Any, highest: Any, total: Any,
 ) -> None:  # fmt: skip
     """A row, `queries` and `output` [G, D], `scores` [G, B]."""
     for g in range(G):
         for d in range(D):
-            queries[g, d] = _wide(q[row, kh * G + g, d]) * scale
+            queries[g, d] = wide(q[row, kh * G + g, d]) * scale
             output[g, d] = 0.0
         highest[g], total[g] = MASKED, 0.0
     for block in range(start, stop, B):
@@ -170,7 +201,7 @@ def _one_row(
             for g in range(G):
                 x = np.float32(0.0)
                 for d in range(D):
-                    x += queries[g, d] * _wide(key[d])
+                    x += queries[g, d] * wide(key[d])
                 scores[g, j] = x
         for g in range(G):
             if cap > 0:
@@ -181,9 +212,9 @@ def _one_row(
             top = highest[g]
             for j in range(B):
                 top = max(top, scores[g, j])
-            shrink, x = _exp(highest[g] - top), np.float32(0.0)
+            shrink, x = exp_of_negative(highest[g] - top), np.float32(0.0)
             for j in range(B):
-                scores[g, j] = _exp(scores[g, j] - top)
+                scores[g, j] = exp_of_negative(scores[g, j] - top)
             for j in range(B):
                 x += scores[g, j]
             highest[g], total[g] = top, total[g] * shrink + x
@@ -194,57 +225,47 @@ def _one_row(
             for g in range(G):
                 p = scores[g, j]
                 for d in range(D):
-                    output[g, d] += p * _wide(value[d])
+                    output[g, d] += p * wide(value[d])
     for g in range(G):
         before, found = _merge(lse, row, kh * G + g, highest[g], total[g])
         for d in range(D):
             old = out[row, kh * G + g, d]
-            out[row, kh * G + g, d] = _narrow(_wide(old) * before + output[g, d] * found, old)
+            out[row, kh * G + g, d] = narrow(wide(old) * before + output[g, d] * found, old)
 
 
-@_inline
-def _several_rows(
-    r0: Any, r1: Any, start: Any, stop: Any, kh: Any, causal: Any, window: Any, D: Any, G: Any, B: Any, T: Any,
+@inline
+def attend_rows(
+    r0: Any, r1: Any, start: Any, stop: Any, kh: Any, causal: Any, window: Any, D: Any, G: Any,
     slots: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: Any, cap: Any, queries: Any, output: Any,
-    scores: Any, highest: Any, total: Any, factor: Any, low: Any, high: Any,
+    scores: Any, keys: Any, values: Any, highest: Any, total: Any, factor: Any, low: Any, high: Any,
+    multiply_all: Any, add_all: Any,
 ) -> None:  # fmt: skip
     """Rows [r0, r1): lane i is row i // G and query head i % G of the key head; the last row fills up the lanes."""
     lanes = (r1 - r0) * G
-    padded = (lanes + T - 1) // T * T
+    padded = (lanes + LANES - 1) // LANES * LANES
     for i in range(padded):
         row, h = min(r0 + i // G, r1 - 1), kh * G + i % G
         high[i] = stop - (r1 - 1 - row) if causal else stop
         low[i] = max(start, high[i] - window) if causal and window > 0 else start
         for d in range(D):
-            queries[d, i] = _wide(q[row, h, d]) * scale
+            queries[d, i] = wide(q[row, h, d]) * scale
             output[d, i] = 0.0
         highest[i], total[i] = MASKED, 0.0
-    for block in range(low[0], stop, B):
-        n = min(B, stop - block)
-        whole = (n + 3) // 4 * 4  # four keys at a time; the last one again where there are fewer
-        for j in range(0, n, 4):
-            for m in range(j, min(j + 4, n)):
-                ahead = slots[min(block + m + B, stop - 1)]
-                for d in range(0, D, LINE):
-                    _prefetch(k, ahead, kh, d)
-                    _prefetch(v, slots[block + m], kh, d)
-            k0, k1 = k[slots[block + j], kh], k[slots[block + min(j + 1, n - 1)], kh]
-            k2, k3 = k[slots[block + min(j + 2, n - 1)], kh], k[slots[block + min(j + 3, n - 1)], kh]
-            for i in range(padded):
-                scores[j, i], scores[j + 1, i], scores[j + 2, i], scores[j + 3, i] = 0.0, 0.0, 0.0, 0.0
-            for d in range(0, D, 4):
-                a0, a1, a2, a3 = _wide(k0[d]), _wide(k0[d + 1]), _wide(k0[d + 2]), _wide(k0[d + 3])
-                b0, b1, b2, b3 = _wide(k1[d]), _wide(k1[d + 1]), _wide(k1[d + 2]), _wide(k1[d + 3])
-                c0, c1, c2, c3 = _wide(k2[d]), _wide(k2[d + 1]), _wide(k2[d + 2]), _wide(k2[d + 3])
-                d0, d1, d2, d3 = _wide(k3[d]), _wide(k3[d + 1]), _wide(k3[d + 2]), _wide(k3[d + 3])
-                for c in range(padded // T):
-                    for t in range(T):
-                        i = c * T + t
-                        x0, x1, x2, x3 = queries[d, i], queries[d + 1, i], queries[d + 2, i], queries[d + 3, i]
-                        scores[j, i] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-                        scores[j + 1, i] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
-                        scores[j + 2, i] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
-                        scores[j + 3, i] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
+    for block in range(low[0], stop, BLOCK):
+        n = min(BLOCK, stop - block)
+        whole = (n + M - 1) // M * M
+        for j in range(n):
+            ahead = slots[min(block + j + BLOCK, stop - 1)]
+            for d in range(0, D, LINE):
+                _prefetch(k, ahead, kh, d)
+                _prefetch(v, ahead, kh, d)
+            key, value = k[slots[block + j], kh], v[slots[block + j], kh]
+            for d in range(D):
+                keys[j, d], values[j, d] = wide(key[d]), wide(value[d])
+        for j in range(n, whole):
+            for d in range(D):
+                keys[j, d], values[j, d] = ZERO, ZERO
+        multiply_all(scores, keys, queries, whole, padded)
         if cap > 0:
             for j in range(n):
                 for i in range(padded):
@@ -263,37 +284,22 @@ def _several_rows(
             for i in range(padded):
                 highest[i] = max(highest[i], scores[j, i])
         for i in range(padded):
-            factor[i] = _exp(factor[i] - highest[i])
+            factor[i] = exp_of_negative(factor[i] - highest[i])
             total[i] *= factor[i]
         for j in range(whole):
             for i in range(padded):
-                scores[j, i] = _exp(scores[j, i] - highest[i])
+                scores[j, i] = exp_of_negative(scores[j, i] - highest[i])
                 total[i] += scores[j, i]
         for d in range(D):
             for i in range(padded):
                 output[d, i] *= factor[i]
-        for j in range(0, n, 4):
-            v0, v1 = v[slots[block + j], kh], v[slots[block + min(j + 1, n - 1)], kh]
-            v2, v3 = v[slots[block + min(j + 2, n - 1)], kh], v[slots[block + min(j + 3, n - 1)], kh]
-            for d in range(0, D, 4):
-                a0, a1, a2, a3 = _wide(v0[d]), _wide(v0[d + 1]), _wide(v0[d + 2]), _wide(v0[d + 3])
-                b0, b1, b2, b3 = _wide(v1[d]), _wide(v1[d + 1]), _wide(v1[d + 2]), _wide(v1[d + 3])
-                c0, c1, c2, c3 = _wide(v2[d]), _wide(v2[d + 1]), _wide(v2[d + 2]), _wide(v2[d + 3])
-                d0, d1, d2, d3 = _wide(v3[d]), _wide(v3[d + 1]), _wide(v3[d + 2]), _wide(v3[d + 3])
-                for c in range(padded // T):
-                    for t in range(T):
-                        i = c * T + t
-                        p0, p1, p2, p3 = scores[j, i], scores[j + 1, i], scores[j + 2, i], scores[j + 3, i]
-                        output[d, i] += a0 * p0 + b0 * p1 + c0 * p2 + d0 * p3
-                        output[d + 1, i] += a1 * p0 + b1 * p1 + c1 * p2 + d1 * p3
-                        output[d + 2, i] += a2 * p0 + b2 * p1 + c2 * p2 + d2 * p3
-                        output[d + 3, i] += a3 * p0 + b3 * p1 + c3 * p2 + d3 * p3
+        add_all(output, values, scores, whole, padded)
     for i in range(lanes):
         row, h = r0 + i // G, kh * G + i % G
         before, found = _merge(lse, row, h, highest[i], total[i])
         for d in range(D):
             old = out[row, h, d]
-            out[row, h, d] = _narrow(_wide(old) * before + output[d, i] * found, old)
+            out[row, h, d] = narrow(wide(old) * before + output[d, i] * found, old)
 
 
 def kernel(head_dim: int, repeat: int, half: bool, folder: Path) -> Callable[..., None]:
@@ -315,8 +321,10 @@ def kernel(head_dim: int, repeat: int, half: bool, folder: Path) -> Callable[...
     Args:
         folder: where compiled code is kept.
     """
-    D, G, B, T = head_dim, repeat, BLOCK, LANES
+    D, G, B = head_dim, repeat, BLOCK
     L = max(MOST_LANES, -(-repeat // LANES) * LANES)
+
+    multiply_all, add_all = products(D, B, L)
 
     def attend(
         units: Any, stages: Any, counters: Any, slots: Any, window: Any, q: Any, k: Any, v: Any, out: Any,
@@ -325,33 +333,33 @@ def kernel(head_dim: int, repeat: int, half: bool, folder: Path) -> Callable[...
         queries, output = np.empty((D, L), np.float32), np.empty((D, L), np.float32)
         row_queries, row_output = np.empty((G, D), np.float32), np.empty((G, D), np.float32)
         scores, row_scores = np.empty((B, L), np.float32), np.empty((G, B), np.float32)
+        keys, values = np.empty((B, D), np.float32), np.empty((B, D), np.float32)
         highest, total, factor = np.empty(L, np.float32), np.empty(L, np.float32), np.empty(L, np.float32)
         low, high = np.empty(L, np.int32), np.empty(L, np.int32)
         for stage in range(len(stages) - 1):
             while True:
-                unit = stages[stage] + _add(counters, 2 * stage, 1)
+                unit = stages[stage] + add_to_counter(counters, 2 * stage, 1)
                 if unit >= stages[stage + 1]:
                     break
                 r0, r1, start, stop, kh, causal = units[unit]
                 if r1 - r0 == 1:
                     if causal and window > 0:
                         start = max(start, stop - window)
-                    _one_row(
+                    attend_row(
                         r0, start, stop, kh, D, G, B, slots, q, k, v, out, lse, scale, cap, row_queries, row_output,
                         row_scores, highest, total,
                     )  # fmt: skip
                 else:
-                    _several_rows(
-                        r0, r1, start, stop, kh, causal, window, D, G, B, T, slots, q, k, v, out, lse, scale, cap,
-                        queries, output, scores, highest, total, factor, low, high,
+                    attend_rows(
+                        r0, r1, start, stop, kh, causal, window, D, G, slots, q, k, v, out, lse, scale, cap,
+                        queries, output, scores, keys, values, highest, total, factor, low, high, multiply_all, add_all,
                     )  # fmt: skip
-                _add(counters, 2 * stage + 1, 1)
-            while _add(counters, 2 * stage + 1, 0) < stages[stage + 1] - stages[stage]:
-                pass
+                add_to_counter(counters, 2 * stage + 1, 1)
+            wait_for(counters, 2 * stage + 1, stages[stage + 1] - stages[stage])
 
     rows = types.Array(uint16 if half else float32, 3, "C")
     signature = types.void(
         int32[:, ::1], int32[::1], int32[::1], int32[::1], int64, rows, rows, rows, rows, float32[:, ::1], float32,
         float32,
     )  # fmt: skip
-    return kept(numba.njit(nogil=True, fastmath=FAST, error_model="numpy")(attend), signature, folder)
+    return kept(numba.njit(nogil=True, fastmath=FAST, error_model="numpy")(attend), signature, folder, tiles)

@@ -13,8 +13,14 @@ from . import Level
 
 Int32 = NDArray[np.int32]
 
-MOST_LANES = 128
+MOST_LANES = 144
 """Rows times heads of a unit at most: scores of a block and outputs should stay in the near caches."""
+
+FEWEST_LANES = 48
+"""Parts of fewer lanes are not worth it: a tile of the kernel has so many."""
+
+EVEN = 4
+"""With so many units for each thread it does not matter that one has a unit more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,8 @@ def _parts(first: int, end: int, num_kv: int, repeat: int, threads: int) -> list
     rows = end - first
     if rows == 1:
         return [first, end]
-    least = -(-rows // max(1, MOST_LANES // repeat))
-    if threads > 1:  # no more than one for each, as each reads the keys again, nor with most of its lanes empty
-        least = max(least, min(-(-threads // num_kv), rows * repeat // 32, rows))
-    return [first + rows * part // least for part in range(least + 1)]
+    parts = -(-rows // max(1, MOST_LANES // repeat))
+    most = min(rows, rows * repeat // FEWEST_LANES)
+    while parts < most and parts * num_kv % threads and parts * num_kv < EVEN * threads:
+        parts += 1  # each reads the keys again, but threads that wait for another do nothing
+    return [first + rows * part // parts for part in range(parts + 1)]

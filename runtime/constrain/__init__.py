@@ -2,33 +2,52 @@
 
 A specification is compiled for one vocabulary, off the caller's thread and once, into a constraint
 that all sequences share; each holds a small state of its own. Logits and sampling are not known here.
+
+Which engine: choices are a tree of their own (`choices.py`); a regex with a small automaton is compiled whole
+(`outlines.py`), so that its masks are looked up; everything else is followed as the text grows (`guidance.py`).
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeAlias, assert_never
 
 import torch
+from llguidance import LLMatcher, LLTokenizer
 
-from ..errors import EngineClosed
+from ..errors import ConstraintError, EngineClosed
 from .automaton import Forced
 from .choices import compile_choices
-from .estimate import Budget
+from .estimate import Budget, OverBudget
+from .guidance import GuidanceConstraint, tokenizer_of
 from .outlines import build, plan
+from .schema import prepare
 from .vocab import Vocab
 
-__all__ = ["Budget", "Choices", "Compiler", "Constraint", "Forced", "Regex", "Spec", "State", "Vocab"]
+__all__ = [
+    "Budget", "Choices", "Compiler", "Constraint", "Forced", "Grammar", "JsonSchema", "Regex", "Spec", "State", "Vocab",
+]  # fmt: skip
+
+log = logging.getLogger("branchwise")
 
 MAX_ENTRIES = 4096
+LOWEST_PRIORITY = 19
 
-QUICK_S = 0.1
-"""What is estimated to take longer waits in a line of its own, so that nothing small waits behind it."""
+ROUTE = Budget(max_seconds=0.1, max_bytes=32 << 20, max_work=150_000, max_places=2_000)
+"""A regex whose automaton costs more than this to make, or to estimate, is followed instead."""
+
+LARGE_CHARACTERS = 50_000
+"""A specification with more waits in a line of its own, so that nothing small waits behind it."""
+
+MAX_GRAMMAR_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +64,21 @@ class Choices:
     texts: tuple[str, ...]
 
 
-Spec: TypeAlias = Regex | Choices
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON that fulfils the schema `text`, members in its order, with `", "` and `": "` between them."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Texts of a context-free grammar in Lark's syntax, as llguidance reads it."""
+
+    lark: str
+
+
+Spec: TypeAlias = Regex | Choices | JsonSchema | Grammar
 
 
 class State(Protocol):
@@ -73,6 +106,10 @@ class State(Protocol):
         """What must follow here; changes nothing."""
         ...
 
+    def closing(self, most: int) -> tuple[int, ...] | None:
+        """At most `most` tokens after which the text is complete, few rather than many; None if none were found."""
+        ...
+
     def fork(self) -> State:
         """A second sequence at the same place."""
         ...
@@ -87,7 +124,9 @@ class Constraint(Protocol):
         ...
 
     @property
-    def warnings(self) -> tuple[str, ...]: ...
+    def warnings(self) -> tuple[str, ...]:
+        """What of the specification is not held, in words."""
+        ...
 
     @property
     def nbytes(self) -> int:
@@ -95,6 +134,10 @@ class Constraint(Protocol):
         ...
 
     def start(self) -> State: ...
+
+    def violation(self, text: str) -> str:
+        """Why a finished text is none of the language after all, where this is not exact; "" if it is."""
+        ...
 
 
 class Compiler:
@@ -107,13 +150,13 @@ class Compiler:
 
     def __init__(self, vocab: Vocab, *, budget: Budget | None = None, max_bytes: int = 256 << 20) -> None:
         self.vocab = vocab
-        self._budget = budget or Budget()
+        self._budget = budget or ROUTE
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._closed = False
         self._compiled: OrderedDict[Spec, Future[Constraint]] = OrderedDict()
-        self._small = ThreadPoolExecutor(max_workers=1, thread_name_prefix="branchwise-compile")
-        self._large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="branchwise-compile-large")
+        self._small = ThreadPoolExecutor(1, "branchwise-compile", _give_way)
+        self._large = ThreadPoolExecutor(1, "branchwise-compile-large", _give_way)
 
     def compile(self, spec: Spec) -> Future[Constraint]:
         """The constraint for `spec`, soon; it cannot be cancelled, as others may wait for it.
@@ -142,21 +185,45 @@ class Compiler:
         for future in futures:
             _settle(future, EngineClosed("the compiler was closed before the constraint was compiled."))
 
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        return tokenizer_of(self.vocab)
+
     def _begin(self, spec: Spec, future: Future[Constraint]) -> Constraint | None:
         """Compile `spec` if that is quick; otherwise leave it to the other thread and return None."""
+        if not isinstance(spec, JsonSchema | Grammar) or _length(spec) <= LARGE_CHARACTERS:
+            return self._compile(spec)
+        with self._lock:
+            if not self._closed:
+                self._large.submit(self._answer, future, lambda: self._compile(spec))
+        return None
+
+    def _compile(self, spec: Spec) -> Constraint:
         match spec:
             case Choices(texts):
                 return compile_choices(texts, self.vocab)
             case Regex(pattern):
-                planned = plan(pattern, self.vocab, self._budget)
+                try:
+                    planned = plan(pattern, self.vocab, self._budget)
+                except OverBudget:
+                    return self._follow(LLMatcher.grammar_from_regex(pattern))
+                return build(planned, self.vocab)
+            case JsonSchema(text):
+                prepared = prepare(text, self._tokenizer)
+                for warning in prepared.checked.warnings:
+                    log.warning("a JSON Schema: %s", warning)
+                return GuidanceConstraint(prepared.matcher, len(text), self.vocab, prepared.checked)
+            case Grammar(lark):
+                if len(lark) > MAX_GRAMMAR_CHARACTERS:
+                    raise ConstraintError(
+                        f"the grammar is too large: {len(lark)} characters, at most {MAX_GRAMMAR_CHARACTERS} are read."
+                    )
+                return self._follow(LLMatcher.grammar_from_lark(lark))
             case _:
                 assert_never(spec)
-        if planned.size.seconds <= QUICK_S:
-            return build(planned, self.vocab)
-        with self._lock:
-            if not self._closed:
-                self._large.submit(self._answer, future, lambda: build(planned, self.vocab))
-        return None
+
+    def _follow(self, grammar: str) -> GuidanceConstraint:
+        return GuidanceConstraint(LLMatcher(self._tokenizer, grammar, log_level=0), len(grammar), self.vocab)
 
     def _answer(self, future: Future[Constraint], compile_it: Callable[[], Constraint | None]) -> None:
         result: Constraint | BaseException | None
@@ -180,6 +247,12 @@ class Compiler:
             total -= held[spec]
 
 
+def _give_way() -> None:
+    """Let this thread compute when nobody else wants to, where the system can say so of a thread: steps go first."""
+    with suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+
+
 def _settle(future: Future[Constraint], result: Constraint | BaseException) -> None:
     """Answer those who wait, unless they were answered before; what they do then runs here, so hold no lock."""
     with suppress(InvalidStateError):
@@ -187,6 +260,10 @@ def _settle(future: Future[Constraint], result: Constraint | BaseException) -> N
             future.set_exception(result)
         else:
             future.set_result(result)
+
+
+def _length(spec: JsonSchema | Grammar) -> int:
+    return len(spec.text if isinstance(spec, JsonSchema) else spec.lark)
 
 
 def _held(future: Future[Constraint]) -> int:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from .closing import MOST_BYTES_A_TOKEN, in_few_tokens
 from .vocab import Vocab
 
 MAX_ROWS_BYTES = 64 << 20
@@ -28,7 +29,8 @@ class Row:
 class Forced:
     """What comes next in a constraint, whatever the model says.
 
-    certain: tokens in whose places nothing else is allowed.
+    certain: tokens in whose places nothing else is allowed, or only other spellings of the same text that the model's
+        own tokenizer would not choose.
     draft: where the text after them can go on in one way only, a guess at its tokens; they are to be sampled all the
         same, so that a wrong guess changes nothing.
     """
@@ -120,6 +122,37 @@ class Walk:
             (draft if draft or not row.is_only else certain).append(row.longest)
             place = self._automaton.next(place, row.longest)
         return Forced(tuple(certain), tuple(draft))
+
+    def closing(self, most: int) -> tuple[int, ...] | None:
+        """The way to the nearest place where the text is complete; nearest in bytes."""
+        way = self._shortest(most * MOST_BYTES_A_TOKEN)
+        return None if way is None else in_few_tokens(self, way, self._automaton.vocab, most)
+
+    def _shortest(self, most: int) -> tuple[int, ...] | None:
+        """Level by level from here, in tokens of one byte."""
+        came: dict[int, tuple[int, int]] = {}
+        level, seen = [self._place], {self._place}
+        for _ in range(most + 1):
+            following = []
+            for place in level:
+                row = self._automaton.row(place)
+                if self._ended or row.is_complete:
+                    return self._path(came, place)
+                for token in self._automaton.vocab.single_bytes.values():
+                    then = self._automaton.next(place, token) if row.mask[token] else None
+                    if then is not None and then not in seen:
+                        seen.add(then)
+                        came[then] = (place, token)
+                        following.append(then)
+            level = following
+        return None
+
+    def _path(self, came: dict[int, tuple[int, int]], place: int) -> tuple[int, ...]:
+        path = []
+        while place != self._place:
+            place, token = came[place]
+            path.append(token)
+        return tuple(reversed(path))
 
     def fork(self) -> Walk:
         return Walk(self._automaton, self._place, ended=self._ended)

@@ -64,6 +64,9 @@ class ChoicesConstraint:
     def start(self) -> Walk:
         return Walk(self, self.first)
 
+    def violation(self, text: str) -> str:
+        return ""
+
     def next(self, place: int, token: int) -> int | None:
         spelled = self.vocab.token_bytes[token]
         if not spelled:

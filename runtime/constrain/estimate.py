@@ -28,6 +28,10 @@ _CONTINUATION = (1 << 0xC0) - (1 << 0x80)  # the bytes 0x80 to 0xBF as bits
 _Span: TypeAlias = tuple[int, int, int]  # first and last character, and what they mean
 
 
+class OverBudget(ConstraintError):
+    """The automaton would be larger than it may be."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
     """What one compilation may cost; `max_work` bounds the estimate itself, `max_places` its input."""
@@ -59,11 +63,11 @@ def estimate(tree: Node, vocab: Vocab, budget: Budget) -> Estimate:
     """The size of the automaton of `tree` over `vocab`.
 
     Raises:
-        ConstraintError: the automaton, or finding out its size, is over `budget`.
+        OverBudget: the automaton, or finding out its size, is over `budget`.
     """
     places = _count_places(tree)
     if places > budget.max_places:
-        raise ConstraintError(
+        raise OverBudget(
             f"the constraint is too large: with its repeats written out it has {places} places, "
             f"at most {budget.max_places} can be compiled. Shorten its bounded repeats."
         )
@@ -223,7 +227,7 @@ class _Determinizer:
     def _check(self) -> None:
         size, budget = self._size, self._budget
         if size.seconds > budget.max_seconds or size.nbytes > budget.max_bytes or self._work > budget.max_work:
-            raise ConstraintError(
+            raise OverBudget(
                 f"the constraint is too large: more than {size.states} states over a vocabulary of {size.vocab_size} "
                 f"tokens would pass {budget.max_seconds:g} s or {budget.max_bytes >> 20} MiB to compile. "
                 "Shorten its bounded repeats, or use narrower classes in them."

@@ -46,7 +46,8 @@ def plan(pattern: str, vocab: Vocab, budget: Budget) -> Plan:
     """Read `pattern` and count its automaton; takes a fraction of what compiling it does.
 
     Raises:
-        ConstraintError: the pattern is not of the syntax, or over budget.
+        ConstraintError: the pattern is not of the syntax.
+        OverBudget: its automaton is too large.
     """
     parsed = parse(pattern)
     return Plan(parsed, estimate(parsed.tree, vocab, budget))
@@ -104,6 +105,9 @@ class OutlinesConstraint:
 
     def start(self) -> Walk:
         return Walk(self, self.first)
+
+    def violation(self, text: str) -> str:
+        return ""
 
     def next(self, place: int, token: int) -> int | None:
         """The place after `token`, or None where it is not allowed."""

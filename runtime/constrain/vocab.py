@@ -6,9 +6,10 @@ Control tokens spell nothing: a pattern that holds their names is satisfied by o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 from outlines_core import Vocabulary
 
@@ -28,8 +29,14 @@ class Vocab:
         eos_ids: Iterable[int],
         *,
         size: int | None = None,
+        encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
-        """`size` is the number of ids the model has logits for, if it is not that of `token_bytes`."""
+        """
+        Args:
+            size: the number of ids the model has logits for, if it is not that of `token_bytes`.
+            encode: the model's own way from a text that continues another to tokens.
+        """
+        self._encode = encode
         self.size = len(token_bytes) if size is None else size
         self.eos_ids = tuple(sorted({token for token in eos_ids if 0 <= token < self.size}))
         never = {*special_ids, *self.eos_ids}
@@ -66,6 +73,54 @@ class Vocab:
     def spellings_in_order(self) -> list[bytes]:
         """The usable spellings, sorted: those that begin alike stand together."""
         return sorted(self.spellings)
+
+    @cached_property
+    def spelling_nothing(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The ids that no text needs."""
+        return np.array([token for token, spelled in enumerate(self.token_bytes) if not spelled], dtype=np.int64)
+
+    @cached_property
+    def single_bytes(self) -> dict[int, int]:
+        """The bytes that have a token of their own, and that token."""
+        return {spelled[0]: tokens[0] for spelled, tokens in self.spellings.items() if len(spelled) == 1}
+
+    def spell(self, text: str) -> list[int]:
+        """The model's own tokens for `text`; others where those would say something else, as some change letters."""
+        data = text.encode()
+        if self._encode is not None:
+            tokens = list(self._encode(text))
+            if all(token < self.size for token in tokens) and self.spelled(tokens) == data:
+                return tokens
+        return self._spell_greedily(data)
+
+    def spell_bytes(self, data: bytes) -> list[int]:
+        """Tokens for `data`, which may begin or end inside a character."""
+        try:
+            return self.spell(data.decode())
+        except UnicodeDecodeError:
+            return self._spell_greedily(data)
+
+    def spelled(self, tokens: Iterable[int]) -> bytes:
+        """What `tokens` say."""
+        return b"".join(self.token_bytes[token] for token in tokens)
+
+    def _spell_greedily(self, data: bytes) -> list[int]:
+        """The longest token first; a byte that no token is left for ends it."""
+        tokens: list[int] = []
+        at = 0
+        while at < len(data):
+            end = min(len(data), at + self._longest)
+            while end > at and data[at:end] not in self.spellings:
+                end -= 1
+            if end == at:
+                break
+            tokens.append(self.spellings[data[at:end]][0])
+            at = end
+        return tokens
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.spellings), default=0)
 
     def count_first_bytes(self, alphabet: int) -> list[int]:
         """How many tokens begin with each byte, of those spelled in `alphabet` alone: the bytes whose bit is set."""
@@ -104,10 +159,9 @@ class Vocab:
             return False
         if all(bytes((byte,)) in self.spellings for byte in set(data)):
             return True
-        longest = max(map(len, self.spellings), default=0)
         reached = [True] + [False] * len(data)
         for end in range(1, len(data) + 1):
-            starts = range(max(0, end - longest), end)
+            starts = range(max(0, end - self._longest), end)
             reached[end] = any(reached[start] and data[start:end] in self.spellings for start in starts)
         return reached[-1]
 

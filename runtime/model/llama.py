@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import StepInput
+from . import StepInput, fused
 from .family import traits
+from .fused import FusedLayers, LayerMatrices
 from .linear import MOST_COPIED, Linear, Quantization, Storage, check_quantization
-from .rope import rope, rotate
+from .rope import rope
+from .rows import Angles, Rows, rows_for
 from .weights import Weights
-
-Angles = tuple[Tensor, Tensor]
-"""Cosine and sine of the rows' positions, [T, 1, D / 2]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +72,59 @@ class LlamaModel:
         weights = Weights(folder, dtype, device)
         # As transformers has it: a head in the file counts, even where the configuration says that it is tied.
         if config.tie_word_embeddings and "lm_head.weight" not in weights:
-            embedding = weights.stacked("model.", {"embed_tokens": self.vocab_size}, has.hidden)
-            self._embedding, self._head = storage.tied(embedding)
+            head = weights.stacked("model.", {"embed_tokens": self.vocab_size}, has.hidden)
+            self._embedding, self._head = storage.tied(head)
         else:
             self._embedding = weights.get("model.embed_tokens.weight", self.vocab_size, has.hidden)
-            self._head = storage.head(weights.stacked("", {"lm_head": self.vocab_size}, has.hidden))
+            head = weights.stacked("", {"lm_head": self.vocab_size}, has.hidden)
+            self._head = storage.head(head)
         self._embedding_scale = float(torch.tensor(has.embedding_scale, dtype=dtype))
+        fuses = quantization is None and storage.copies and fused.fits(has, dtype, device)
+        self._matrices: list[LayerMatrices] | None = [] if fuses else None
         self._layers = [self._layer(weights, storage, f"model.layers.{i}.") for i in range(has.num_layers)]
         self._norm = weights.get("model.norm.weight", has.hidden) + has.norm_offset
         kinds = dict.fromkeys(kind for kind in has.ropes if kind is not None)
         self._ropes = {kind: rope(config, kind, has.head_dim, device) for kind in kinds}
         weights.check()
+        self._fused: FusedLayers | None = None
+        if self._matrices:
+            norms = [(layer.attn_norm, layer.mlp_norm) for layer in self._layers]
+            self._fused = FusedLayers(has, self._matrices, norms, self._norm, head)
+        self._matrices = None
+        rows_for(dtype, device)
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Tensor:
-        has = self._traits
+        has, rows = self._traits, rows_for(self.dtype, self.device)
         angles = {kind: rope(step.positions, self.dtype) for kind, rope in self._ropes.items()}
         x = F.embedding(step.tokens, self._embedding)                           # [T, hidden]
         if self._embedding_scale != 1.0:
             x *= self._embedding_scale
+        if self._fused is not None and self._fused.can(step):
+            kind = next((kind for kind in has.ropes if kind is not None), None)
+            return self._fused.forward(x, angles[kind] if kind else None, step)
+        more: Tensor | None = None                                              # what the layer before adds to x
         for number, (layer, kind) in enumerate(zip(self._layers, has.ropes, strict=True)):
-            x += self._attend(number, layer, self._normed(x, layer.attn_norm), angles[kind] if kind else None, step)
-            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
-            x += self._post_normed(layer.down(has.activation(gate).mul_(up)), layer.post_mlp_norm)
-        logits = self._head(self._normed(x[step.logit_rows], self._norm)).float()
+            normed = rows.add_norm(x, more, layer.attn_norm, has.eps)
+            more = self._attend(number, layer, normed, angles[kind] if kind else None, step, rows)
+            gate_up = layer.gate_up(rows.add_norm(x, more, layer.mlp_norm, has.eps))
+            more = self._post_normed(layer.down(rows.gate(gate_up, has.activation)), layer.post_mlp_norm)
+        last = x[step.logit_rows]                                               # [L, hidden]
+        normed = rows.add_norm(last, None if more is None else more[step.logit_rows], self._norm, has.eps)
+        logits = self._head(normed).float()
         return logits if has.final_softcap is None else torch.tanh(logits / has.final_softcap) * has.final_softcap
 
-    def _attend(self, number: int, layer: Layer, x: Tensor, angles: Angles | None, step: StepInput) -> Tensor:
+    def _attend(
+        self, number: int, layer: Layer, x: Tensor, angles: Angles | None, step: StepInput, rows: Rows
+    ) -> Tensor:
         heads, kv = self._traits.num_heads, self._traits.num_kv
-        qkv = layer.qkv(x).view(len(x), heads + 2 * kv, self._traits.head_dim)
+        qkv = layer.qkv(x)
         if layer.q_norm is not None and layer.k_norm is not None:
-            qkv[:, :heads] = self._normed(qkv[:, :heads], layer.q_norm)
-            qkv[:, heads : heads + kv] = self._normed(qkv[:, heads : heads + kv], layer.k_norm)
-        if angles is not None:
-            rotate(qkv[:, : heads + kv], *angles)
-        q, k, v = torch.split(qkv, [heads, kv, kv], dim=1)                      # [T, H, D], [T, K, D], [T, K, D]
-        step.pool.write(number, step.write_slots, k, v)
-        attended = step.attention.forward(number, q.contiguous(), step.pool.k[number], step.pool.v[number])
+            each = qkv.view(len(x), heads + 2 * kv, self._traits.head_dim)
+            each[:, :heads] = self._normed(each[:, :heads], layer.q_norm)
+            each[:, heads : heads + kv] = self._normed(each[:, heads : heads + kv], layer.k_norm)
+        q = rows.place(qkv, angles, step.write_slots, step.pool, number)
+        attended = step.attention.forward(number, q, step.pool.k[number], step.pool.v[number])
         return self._post_normed(layer.out(attended.reshape(len(x), -1)), layer.post_attn_norm)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -129,15 +144,23 @@ class LlamaModel:
         biases = [weights.optional(f"{attention}{name}.bias", size) for name, size in sizes.items()]
         qkv_bias = torch.cat([bias for bias in biases if bias is not None]) if None not in biases else None
         out_bias = weights.optional(f"{attention}o_proj.bias", hidden)
+        qkv = weights.stacked(attention, sizes, hidden)
+        out = weights.stacked(attention, {"o_proj": hidden}, has.queries)
+        gate_up = weights.stacked(mlp, {"gate_proj": inner, "up_proj": inner}, hidden)
+        down = weights.stacked(mlp, {"down_proj": hidden}, inner)
+        if qkv_bias is not None or out_bias is not None:
+            self._matrices = None
+        if self._matrices is not None:
+            self._matrices.append(LayerMatrices(qkv, out, gate_up, down))
         return Layer(
             attn_norm=norm("input_layernorm"),
-            qkv=storage.linear(weights.stacked(attention, sizes, hidden), qkv_bias),
+            qkv=storage.linear(qkv, qkv_bias),
             q_norm=norm("self_attn.q_norm", has.head_dim) if has.head_norms else None,
             k_norm=norm("self_attn.k_norm", has.head_dim) if has.head_norms else None,
-            out=storage.linear(weights.stacked(attention, {"o_proj": hidden}, has.queries), out_bias),
+            out=storage.linear(out, out_bias),
             post_attn_norm=norm("post_attention_layernorm") if has.post_norms else None,
             mlp_norm=norm("pre_feedforward_layernorm" if has.post_norms else "post_attention_layernorm"),
-            gate_up=storage.linear(weights.stacked(mlp, {"gate_proj": inner, "up_proj": inner}, hidden)),
-            down=storage.linear(weights.stacked(mlp, {"down_proj": hidden}, inner)),
+            gate_up=storage.linear(gate_up),
+            down=storage.linear(down),
             post_mlp_norm=norm("post_feedforward_layernorm") if has.post_norms else None,
         )

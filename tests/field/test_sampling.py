@@ -7,8 +7,7 @@ import warnings
 
 import pytest
 
-from branchwise import CallError, Engine, OptionError, State, function, gen
-from branchwise.lang.options import OPTION_NAMES
+from branchwise import Engine, GenerationError, OptionError, State, function, gen
 
 
 @function
@@ -75,20 +74,56 @@ def test_130_none_is_not_given_and_a_large_top_k_is_all(engine: Engine) -> None:
     program.run(backend=engine).sync()
 
 
-MISSING = {
-    "131": ("logit_bias", "stop_token_ids"),
-    "133": ("return_logprob", "top_logprobs"),
-    "134": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
-}
+def test_131_a_bias_bars_a_token_and_asks_for_one(engine: Engine) -> None:
+    @function
+    def program(s: State, **options: object) -> None:
+        s += "a" + gen("x", max_tokens=6, temperature=0, heal=False, ignore_eos=True, **options)  # type: ignore[arg-type]
+
+    first = program.run(backend=engine).meta("x").tokens[0]  # type: ignore[union-attr]
+    assert first not in program.run(logit_bias={first: -100.0}, backend=engine).meta("x").tokens  # type: ignore[union-attr]
+    assert set(program.run(logit_bias={"7": 100.0}, backend=engine).meta("x").tokens) == {7}  # type: ignore[union-attr]
+    with pytest.raises(GenerationError, match="vocabulary has 400 tokens, and no 100000"):
+        program.run(logit_bias={100_000: 1.0}, backend=engine)
 
 
-@pytest.mark.parametrize(("case", "option"), [(case, option) for case, names in MISSING.items() for option in names])
-def test_131_133_134_options_that_are_not_there_are_named(case: str, option: str) -> None:
-    """These cases are about options; where an option is there, it is tested in tests/runtime/test_sampling.py."""
-    if option in OPTION_NAMES:
-        pytest.skip(f"case {case}: {option} is there")
-    with pytest.raises(CallError, match=f'^gen\\("x"\\): there is no option {option}\\.'):
-        gen("x", **{option: 1})  # type: ignore[arg-type]
+def test_131_a_token_that_stops_is_not_in_the_text(engine: Engine) -> None:
+    @function
+    def program(s: State, **options: object) -> None:
+        s += "a" + gen("x", max_tokens=12, temperature=0, ignore_eos=True, **options)  # type: ignore[arg-type]
+
+    whole = program.run(backend=engine).meta("x")
+    stop = whole.tokens[4]  # type: ignore[union-attr]
+    for stops in (stop, [stop]):
+        meta = program.run(stop_token_ids=stops, backend=engine).meta("x")
+        assert meta.tokens == whole.tokens[: whole.tokens.index(stop)]  # type: ignore[union-attr]
+        assert (meta.finish_reason, meta.detail) == ("stop", f"token {stop}")  # type: ignore[union-attr]
+
+
+def test_133_log_probabilities_come_with_the_texts_of_tokens(engine: Engine) -> None:
+    @function
+    def program(s: State) -> None:
+        s += "a few words" + gen("x", max_tokens=5, top_logprobs=2, logprob_start_len=1, temperature=0, heal=False)
+
+    meta = program.run(backend=engine).meta("x")
+    assert [one.token for one in meta.logprobs] == list(meta.tokens)  # type: ignore[union-attr]
+    for one in meta.logprobs:  # type: ignore[union-attr]
+        assert one.text == engine.tokenizer.decode([one.token])
+        assert one.top[0] == (one.text, one.logprob)  # it was the likeliest
+    assert len(meta.prompt_logprobs) > 0  # type: ignore[union-attr]
+
+
+def test_134_penalties_keep_a_model_from_saying_it_again(engine: Engine) -> None:
+    @function
+    def program(s: State, **options: object) -> None:
+        s += "a" + gen("x", max_tokens=30, temperature=0, ignore_eos=True, **options)  # type: ignore[arg-type]
+
+    def most(**options: object) -> int:
+        tokens = program.run(backend=engine, **options).meta("x").tokens  # type: ignore[union-attr]
+        return max(tokens.count(token) for token in tokens)
+
+    assert most() > 1
+    for penalty in ({"frequency_penalty": 100.0}, {"presence_penalty": 100.0}, {"repetition_penalty": 1e6}):
+        assert most(**penalty) == 1
 
 
 def test_136_ignoring_the_end_ignores_every_end_and_no_stop(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

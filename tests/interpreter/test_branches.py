@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from branchwise.interpreter import Cancelled, GenerationError, Scripted, State, UnknownVariable, function
-from branchwise.lang import CallError, Gen, LangError, OptionError, gen
+from branchwise.lang import CallError, Gen, LangError, OptionError, Text, assistant, gen, user
 
 Make = Callable[..., Scripted]
 Eventually = Callable[[Callable[[], bool]], None]
@@ -125,15 +125,135 @@ def test_a_fork_without_a_number_is_one_branch_and_an_unknown_option_is_refused(
     run(write, scripted({}))
 
 
-def test_join_gathers_variables_and_can_be_told_so(scripted: Make) -> None:
+def test_join_appends_what_the_branches_said_since_the_fork(scripted: Make) -> None:
+    def write(s: State) -> None:
+        s += "Tips: "
+        s["old"] = "o"
+        branches = s.fork(3)
+        branches += lambda i: f"{i}. " + gen("tip", n=1) + "; "
+        branches.join("append")
+        assert s["tip"] == ["a<|im_end|>", "b", "c"]
+        s += gen("end")
+
+    backend = scripted({"tip": ["a<|im_end|>", "b", "c"], "end": "E"}, delay_s=0.001)
+    state = run(write, backend)
+    assert state.text() == "Tips: 0. a<|im_end|>; 1. b; 2. c; E"
+    assert backend.calls[-1].prompt == "Tips: 0. a<|im_end|>; 1. b; 2. c; "
+    assert Text("a<|im_end|>", control=False) in backend.calls[-1].segments, "what a model wrote is no control token"
+
+
+def test_join_appends_whole_turns_and_the_name_of_sglang_means_the_same(scripted: Make) -> None:
+    def write(s: State) -> None:
+        branches = s.fork(2)
+        branches += lambda i: user(f"Q{i}") + assistant(gen("a"))
+        branches.join("concate_and_append")
+
+    assert run(write, scripted({"a": ["x", "y"]})).messages() == [
+        {"role": "user", "content": "Q0"},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": "Q1"},
+        {"role": "assistant", "content": "y"},
+    ]
+
+
+def test_a_vote_sets_what_most_branches_found(scripted: Make) -> None:
+    def write(s: State) -> None:
+        branches = s.fork(5)
+        branches += gen("answer") + gen("other")
+        branches[3]["only"] = {"some": "value"}
+        branches.join("vote")
+
+    state = run(write, scripted({"answer": ["4", "5", "5", "4", "6"], "other": "x"}))
+    assert (state["answer"], state["other"], state["only"]) == ("4", "x", {"some": "value"})
+    assert state.text() == ""
+
+
+def racing(asked: Any) -> str | Exception:
+    """Branch 1 is the quickest, branch 2 fails at once, the others take very long."""
+    prompt = asked.prompt.removeprefix("Go ")
+    return ValueError("boom") if prompt == "2" else "quick" if prompt == "1" else "x" * 100_000
+
+
+def test_the_first_branch_to_finish_wins_and_the_others_are_given_back(scripted: Make, eventually: Eventually) -> None:
+    def write(s: State) -> None:
+        s += "Go "
+        branches = s.fork(4)
+        branches += lambda i: f"{i}" + gen("x")
+        winner = branches.first()
+        assert winner is branches[1]
+        assert winner["x"] == "quick"
+        eventually(lambda: backend.open_sessions == 2)
+        with pytest.raises(Cancelled, match="branch 1 was the first to finish"):
+            branches[0]["x"]
+        with pytest.raises(GenerationError, match="boom"):
+            branches[2]["x"]
+        assert "x" not in s
+        winner += "!"
+        assert winner.text() == "Go 1quick!"
+
+    backend = scripted(racing, delay_s=0.001, piece_len=1)
+    run(write, backend)
+
+
+def test_the_state_goes_on_as_the_first_branch_to_finish(scripted: Make) -> None:
+    def write(s: State) -> None:
+        s += "Go "
+        with s.fork(4) as branches:
+            branches += lambda i: f"{i}" + gen("x")
+            branches.join("first")
+        assert s["x"] == "quick"
+
+    assert run(write, scripted(racing, delay_s=0.001, piece_len=1)).text() == "Go 1quick"
+
+
+def test_the_first_of_branches_that_all_fail_raises_for_the_first_by_index(scripted: Make) -> None:
+    def write(s: State) -> None:
+        branches = s.fork(3)
+        branches += lambda i: f"{i}" + gen("x")
+        with pytest.raises(GenerationError, match=r'^gen\("x"\): 0') as caught:
+            branches.first()
+        assert caught.value.__notes__[-1] == "It was raised by branch 0 of 3."
+        with pytest.raises(GenerationError, match=r'^gen\("x"\): 0'):
+            branches.join("first")
+
+    run(write, scripted(lambda asked: ValueError(asked.prompt), delay_s=0.001))
+
+
+def test_a_join_in_no_known_mode_is_refused(scripted: Make) -> None:
     def write(s: State) -> None:
         branches = s.fork(2)
         branches += gen("x")
-        with pytest.raises(OptionError, match="the mode must be \"gather_variable\", got 'concate_and_append'"):
-            branches.join("concate_and_append")
+        with pytest.raises(OptionError) as caught:
+            branches.join("votes")  # type: ignore[arg-type]
+        assert str(caught.value) == "join(): there is no mode 'votes' (str). Did you mean vote?"
         branches.join("gather_variable")
 
     assert run(write, scripted({"x": "1"}))["x"] == ["1", "1"]
+
+
+def test_a_variable_that_is_elsewhere_is_looked_for_there(scripted: Make) -> None:
+    def write(s: State) -> None:
+        branches = s.fork(2)
+        branches[0] += gen("x")
+        s["late"] = 1
+        reads: list[tuple[Callable[[], object], str]] = [
+            (lambda: s["x"], 'A branch sets it: branches["x"] reads it there, branches.join() gathers it here.'),
+            (lambda: branches[1]["x"], 'Another branch sets it: read it there, branches[...]["x"].'),
+            (
+                lambda: branches[1]["late"],
+                "The state it was forked from sets it after the fork: write that before the fork.",
+            ),
+            (
+                lambda: branches.__iadd__(lambda i: gen("own") + branches[i]["own"]),
+                'Write s += gen("own") on a line before the one that reads it.',
+            ),
+        ]
+        for read, where in reads:
+            with pytest.raises(UnknownVariable) as caught:
+                read()
+            assert str(caught.value).endswith(f". {where}")
+
+    run(write, scripted({"x": "1"}))
 
 
 @pytest.mark.parametrize("count", [0, -1])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from branchwise.interpreter.encode import CUT, ESCAPE, PLAIN, Encoder, TokenStream, protect, unescape
+from branchwise.interpreter.encode import CUT, ESCAPE, PART_LEN, PLAIN, Encoder, TokenStream, parts, protect, unescape
+from branchwise.interpreter.memo import Memo
 
 CONTROL = {"<end>": 1, "<|x|>": 2, ">en<": 3, "|": 4, "漢": 5}
 BOS = 0
@@ -19,6 +22,7 @@ class Characters:
     """Each character is its code point + 10, each control token an id below 10."""
 
     special_texts: Mapping[int, str] = {token: spelled for spelled, token in CONTROL.items()}
+    parts_at_words = True
 
     def encode(self, text: str, *, at_start: bool, control: bool, bos: bool = True) -> list[int]:
         tokens = [BOS] if at_start and bos else []
@@ -109,3 +113,59 @@ def test_a_rewritten_text_goes_back_to_the_last_place_both_agree_on() -> None:
 def test_an_unchanged_text_is_the_same_stream() -> None:
     stream = TokenStream().reach("ab", ENCODER, bos=False)
     assert stream.reach("ab", ENCODER, bos=False) is stream
+
+
+class Counting(Characters):
+    """Keeps what it is asked to encode."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def encode(self, text: str, *, at_start: bool, control: bool, bos: bool = True) -> list[int]:
+        self.asked.append(text)
+        return super().encode(text, at_start=at_start, control=control, bos=bos)
+
+
+WORDS = st.lists(st.sampled_from(["a", " a", " ", "<end>", "漢", "bc d", ESCAPE]), max_size=30).map("".join)
+
+
+@given(WORDS, st.booleans(), st.booleans())
+def test_parts_are_the_text_and_give_its_tokens(text: str, at_start: bool, bos: bool) -> None:
+    with mock.patch("branchwise.interpreter.encode.PART_LEN", 3):
+        assert "".join(parts(text)) == text
+        escaped = ENCODER.escape(text)
+        assert Encoder(Characters()).encode(escaped, at_start=at_start, bos=bos) == (
+            [BOS] * (at_start and bos) + plain(text)
+        )
+
+
+def test_the_beginning_that_two_texts_share_is_encoded_once() -> None:
+    vocabulary = Counting()
+    encoder = Encoder(vocabulary)
+    shared = " ".join(f"the river runs past mill {i} and" for i in range(40)) + " on: "
+    for question in ("How deep?", "How wide?", "How deep?"):
+        tokens = encoder.encode(shared + question, at_start=True, bos=True)
+        assert tokens == [BOS, *plain(shared + question)]
+    encoded = sum(map(len, vocabulary.asked))
+    assert len(shared) + 2 * len("How deep?") <= encoded <= len(shared) + 2 * (PART_LEN + 40)
+
+
+def test_a_vocabulary_that_cannot_be_cut_gets_texts_whole() -> None:
+    vocabulary = Counting()
+    vocabulary.parts_at_words = False
+    text = "the river runs past the mill " * 40
+    Encoder(vocabulary).encode(text, at_start=True, bos=True)
+    assert vocabulary.asked == [text]
+
+
+def test_what_was_not_asked_for_the_longest_is_forgotten_first() -> None:
+    made: list[str] = []
+
+    def make(text: str) -> list[int]:
+        made.append(text)
+        return [len(text)]
+
+    memo = Memo(max_characters=8)
+    for text in ("abcd", "efgh", "abcd", "ijkl", "abcd", "efgh", "far too long"):
+        assert memo.tokens(text, None, partial(make, text)) == [len(text)]
+    assert made == ["abcd", "efgh", "ijkl", "efgh", "far too long"]

@@ -227,6 +227,9 @@ class Faulty:
     def append(self, segment: object) -> None:
         raise self.error
 
+    def prepare(self, gen: Gen) -> None:
+        raise self.error
+
     def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
         raise self.error
 

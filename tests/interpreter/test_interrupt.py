@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
 
-from branchwise.interpreter import Cancelled, Scripted, State, function
+from branchwise.interpreter import AsyncState, Cancelled, Scripted, State, function
 from branchwise.lang import gen
 
 Make = Callable[..., Scripted]
@@ -27,8 +28,16 @@ def forever(s: State) -> None:
 
 
 @function
-def nested(s: State, backend: Any) -> None:
-    forever.run_batch([{}] * 20, num_threads=3, backend=backend)
+def nested(s: State, backend: Any, inner: Any = forever) -> None:
+    inner.run_batch([{}] * 20, num_threads=3, backend=backend)
+
+
+@function
+async def forever_awaited(s: AsyncState) -> None:
+    s += gen("long") + gen("long")
+    branches = s.fork(2)
+    branches += gen("long")
+    await branches.join()
 
 
 def one(backend: Scripted) -> None:
@@ -58,6 +67,60 @@ def joining(backend: Scripted) -> None:
     branches.join()
 
 
+def first_of_branches(backend: Scripted) -> None:
+    branches = function(lambda s: None).run(backend=backend).fork(3)
+    branches += gen("long")
+    branches.first()
+
+
+def batch_as_it_comes(backend: Scripted) -> None:
+    list(forever.run_batch([{}] * 500, num_threads=4, generator_style=True, backend=backend))
+
+
+def one_awaited(backend: Scripted) -> None:
+    forever_awaited.run(backend=backend)
+
+
+def one_awaited_in_a_loop(backend: Scripted) -> None:
+    async def cell() -> None:
+        forever_awaited.run(backend=backend)
+
+    with closing(asyncio.new_event_loop()) as loop:  # as a notebook runs it: asyncio.run would handle the signal itself
+        loop.run_until_complete(cell())
+
+
+def awaited(backend: Scripted) -> None:
+    async def main() -> None:
+        await asyncio.gather(forever_awaited.arun(backend=backend), forever.arun(backend=backend))
+
+    asyncio.run(main())
+
+
+def batch_awaited(backend: Scripted) -> None:
+    forever_awaited.run_batch([{}] * 500, backend=backend)
+
+
+def batch_of_awaited_batches(backend: Scripted) -> None:
+    nested.bind(backend=backend, inner=forever_awaited).run_batch([{}] * 20, num_threads=4, backend=backend)
+
+
+def stream_awaited(backend: Scripted) -> None:
+    list(forever_awaited.run(stream=True, backend=backend).text_iter())
+
+
+def mapping(backend: Scripted) -> None:
+    def body(branch: State, item: int) -> None:
+        branch += gen("long")
+
+    function(lambda s: s.map(range(8), body)).run(backend=backend)
+
+
+WORK = [
+    one, mapping, batch, batch_of_batches, batch_as_it_comes, stream, reading_a_stream, joining, first_of_branches,
+    one_awaited, one_awaited_in_a_loop, awaited, batch_awaited, batch_of_awaited_batches, stream_awaited,
+]  # fmt: skip
+
+
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
     """A `KeyboardInterrupt` reaches the block, which would go on for a quarter of an hour, and leaves it soon."""
@@ -71,12 +134,12 @@ def interrupted_after(seconds: float) -> Iterator[None]:
     timer.join()
 
 
-@pytest.mark.parametrize("work", [one, batch, batch_of_batches, stream, reading_a_stream, joining])
+@pytest.mark.parametrize("work", WORK)
 def test_an_interrupt_cancels_everything(
     work: Callable[[Scripted], None], scripted: Make, eventually: Eventually
 ) -> None:
     backend = scripted({"long": "x" * 1_000_000, "a": "A"}, delay_s=0.001, piece_len=1)
-    with interrupted_after(0.3):
+    with interrupted_after(0.2):
         work(backend)
     eventually(lambda: backend.open_sessions == 0)
     eventually(lambda: not any(t.name.startswith("branchwise-batch") for t in threading.enumerate()))

@@ -78,7 +78,7 @@ def test_options_come_from_the_call_then_the_run_then_the_function_then_the_back
     assert options_of(backend) == [
         GenOptions(
             max_tokens=tokens, seed=2, top_p=0.3, temperature=0.4, top_k=4, n=1, stop=(), stop_regex=(),
-            ignore_eos=False, heal=True,
+            ignore_eos=False, heal=True, on_truncate="keep",
         )
         for tokens in (10, 20)
     ]

@@ -56,10 +56,14 @@ def test_names_of_other_frontends_are_refused_with_the_way_to_write_it(scripted:
     assert message_of(lambda: state.get_meta_info("a"), AttributeError) == (  # type: ignore[attr-defined]
         "a state has no attribute 'get_meta_info'. Write s.meta(\"x\")."
     )
-    assert message_of(lambda: state.nope, AttributeError) == "a state has no attribute 'nope'."  # type: ignore[attr-defined]
-    assert message_of(lambda: state.text_iter(var_name="a"), CallError) == (  # type: ignore[arg-type]
-        'text_iter(): there is no option var_name. Write s.text_iter("x") for a variable.'
+    assert message_of(lambda: state.gen("a"), AttributeError) == (  # type: ignore[attr-defined]
+        "a state has no attribute 'gen'. Write s += gen(\"x\")."
     )
+    assert message_of(lambda: state.nope, AttributeError) == "a state has no attribute 'nope'."  # type: ignore[attr-defined]
+    for call in ("text_iter", "text_async_iter"):
+        assert message_of(lambda call=call: getattr(state, call)(var_name="a"), CallError) == (  # type: ignore[misc]
+            f'{call}(): there is no option var_name. Write s.{call}("x") for a variable.'
+        )
 
 
 def test_of_several_samples_the_state_goes_on_with_the_first(scripted: Make) -> None:
@@ -77,7 +81,9 @@ def test_an_unknown_variable_is_refused_at_once_with_the_known_ones(scripted: Ma
     def write(s: State) -> None:
         s += gen("slow")
         began = time.monotonic()
-        message = 'there is no variable "nope". Known: "slow".'
+        message = (
+            'there is no variable "nope". Known: "slow". Write s += gen("nope") on a line before the one that reads it.'
+        )
         assert message_of(lambda: s["nope"], UnknownVariable) == message
         assert message_of(lambda: s["nope"], KeyError) == message
         assert message_of(lambda: s.meta("nope"), UnknownVariable) == message
@@ -93,7 +99,7 @@ def test_an_unknown_variable_is_refused_at_once_with_the_known_ones(scripted: Ma
 
 def test_the_first_unknown_variable_says_that_none_is_set(scripted: Make) -> None:
     assert message_of(lambda: run(lambda s: s["x"], scripted({})), UnknownVariable) == (
-        'there is no variable "x". None is set so far.'
+        'there is no variable "x". None is set so far. Write s += gen("x") on a line before the one that reads it.'
     )
 
 

@@ -205,7 +205,8 @@ def test_select_takes_its_choices_by_place_or_by_name() -> None:
         (lambda: select(["a"]), "select(): the name must be a string, got ['a'] (list)."),  # type: ignore[arg-type]
         (
             lambda: select("x", ["a"], choices_method="best"),  # type: ignore[arg-type]
-            "select(\"x\"): choices_method must be one of token_length_normalized, greedy_token_selection, got 'best'.",
+            "select(\"x\"): choices_method must be one of token_length_normalized, greedy_token_selection, "
+            "unconditional_likelihood_normalized, got 'best'.",
         ),
     ],
 )

@@ -29,6 +29,14 @@ def test_a_common_first_token_computed_twice_does_not_decide() -> None:
     assert decide("greedy_token_selection", [[-1.0000001, -0.1], [-1.0, -3.0]])[0] == 0
 
 
+def test_what_is_likely_anywhere_gains_nothing() -> None:
+    here, alone = [[-1.0, -1.0], [-2.0]], [[-1.0, -1.0], [-5.0]]
+    assert decide("token_length_normalized", here)[0] == 0
+    index, scores = decide("unconditional_likelihood_normalized", here, alone)
+    assert index == 1
+    assert scores == pytest.approx((0.0, 3.0))
+
+
 def test_of_equals_the_first_wins() -> None:
     assert decide("token_length_normalized", [[-1.0], [-1.0]])[0] == 0
     assert decide("greedy_token_selection", [[-1.0], [-1.0]])[0] == 0

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +27,16 @@ class Recorder:
     ) -> list[str | Exception]:
         self.calls.append(("run_batch", list(calls), threads, progress, keep_errors))
         return []
+
+    async def arun(self, program: Program[str], call: Call) -> str:
+        self.calls.append(("arun", call))
+        return "awaited"
+
+    def iter_batch(
+        self, program: Program[str], calls: Sequence[Call], *, threads: int | None, progress: bool, keep_errors: bool
+    ) -> Iterator[str | Exception]:
+        self.calls.append(("iter_batch", list(calls), threads, progress, keep_errors))
+        return iter(())
 
     def enter(self, program: Program[str], state: object, call: Call) -> Any:
         self.calls.append(("enter", state, call))
@@ -137,8 +147,9 @@ def test_defaults_of_the_function_are_kept() -> None:
         ),
         (
             lambda p: p.run_batch([], n=2),
-            "qa.run_batch(): there is no option n. Known: heal, ignore_eos, max_tokens, seed, stop, stop_regex, "
-            "temperature, top_k, top_p.",
+            "qa.run_batch(): there is no option n. Known: frequency_penalty, heal, ignore_eos, logit_bias, "
+            "logprob_start_len, max_tokens, min_p, min_tokens, on_truncate, presence_penalty, repetition_penalty, "
+            "return_logprob, seed, stop, stop_regex, stop_token_ids, temperature, top_k, top_logprobs, top_p.",
         ),
     ],
 )
@@ -170,19 +181,18 @@ def test_a_batch_is_one_call_each() -> None:
 
 
 def test_what_cannot_be_a_program_is_refused() -> None:
-    async def later(s: str) -> None: ...
-
     def pieces(s: str) -> Any:
         yield s
 
     def nothing() -> None: ...
 
-    assert message_of(lambda: program_of(later), LangError) == (
-        "@function later: must be a plain function, not async and without yield."
-    )
-    assert message_of(lambda: program_of(pieces), LangError) == (
-        "@function pieces: must be a plain function, not async and without yield."
-    )
+    async def later(s: str) -> Any:
+        yield s
+
+    for fn in (pieces, later):
+        assert message_of(lambda fn=fn: program_of(fn), LangError) == (  # type: ignore[misc]
+            f"@function {fn.__name__}: must be a function without yield. To give text while it grows, stream it."
+        )
     assert message_of(lambda: program_of(nothing), LangError) == (
         "@function nothing: takes no parameters. The first one is the state: def nothing(s): ..."
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from branchwise.runtime.layout import NO_SLOT, Layout
 from branchwise.runtime.policies import EVICTION, AdmissionOrder
-from branchwise.runtime.request import Request
+from branchwise.runtime.request import Logprob, Request
 from branchwise.runtime.scheduler import Plan, Scheduler, StuckRequest
 from branchwise.runtime.slots import SlotPool
 from branchwise.runtime.tree import RadixTree
@@ -114,7 +114,8 @@ class Simulation:
         *,
         sampler: Sampler = GREEDY,
         drafter: Drafter = NO_DRAFTS,
-        score_from: int | None = None,
+        scoring: bool = False,
+        logprobs_from: int | None = None,
         namespace: Hashable = None,
         priority: int = 0,
         routing_key: Hashable = None,
@@ -124,7 +125,8 @@ class Simulation:
             tokens=array("i", prompt),
             num_prompt=len(prompt),
             on_done=lambda _: None,
-            score_from=score_from,
+            scoring=scoring,
+            logprobs_from=logprobs_from,
             max_tokens=max_tokens,
             namespace=namespace,
             priority=priority,
@@ -132,7 +134,7 @@ class Simulation:
             id=len(self._sampler),
         )
         self._sampler[request], self._drafter[request] = sampler, drafter
-        if score_from is None:
+        if not scoring:
             request.draft = array("i", drafter.guess(sampler, prompt))
         return request
 
@@ -220,13 +222,16 @@ class Simulation:
         first, known = request.first_wanted, request.tokens + request.draft
         expected = [prefix_hash(known[: first + i + 1]) for i in range(len(prefixes))]
         assert prefixes == expected, f"request {request.id} got another sequence's logits"
-        if request.score_from is not None:
-            request.logprobs += [float(first + 1 + i) for i in range(len(prefixes))]
+        count = min(len(prefixes), len(request.tokens) - 1 - first)
+        request.logprobs += [Logprob(known[first + 1 + i], 0.0) for i in range(count)]
+        if request.scoring:
             if request.first_wanted == request.end:
                 self._end(request)
             return
-        for place, prefix in enumerate(prefixes):
+        for place, prefix in enumerate(prefixes[count:]):
             token = self._sampler[request].next(prefix, len(request.tokens))
+            if request.logprobs_from is not None:
+                request.logprobs.append(Logprob(token, 0.0))
             guessed = place < request.drafted and token == request.draft[place]
             request.tokens.append(token)
             request.accepted += guessed
@@ -236,7 +241,8 @@ class Simulation:
                 return
             if not guessed:
                 break
-        request.settle(self.tree)
+        if prefixes[count:]:
+            request.settle(self.tree)
         request.draft = array("i", self._drafter[request].guess(self._sampler[request], request.tokens))
 
     def _check_path(self, request: Request) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from array import array
 
@@ -18,7 +17,6 @@ from branchwise.runtime.attention.reference import ReferenceAttention, attend
 from branchwise.runtime.layout import Layout, build_layout
 from branchwise.runtime.slots import SlotPool
 from branchwise.runtime.tree import RadixTree
-from tests.flashinfer_standin import BatchPrefillWithPagedKVCacheWrapper
 
 from .trees import place, random_step
 
@@ -57,29 +55,6 @@ def test_a_backend_equals_torch_on_random_trees(
     q, (k_pool, v_pool) = torch.randn(len(layout.tokens), H, D), pools()
     backend.plan(attn_batch(layout, NUM_SLOTS, CPU, page_size, cost), [AttnSpec(H, K, D, D**-0.5, window)])
     torch.testing.assert_close(backend.forward(0, q, k_pool, v_pool), row_by_row(layout, q, k_pool, v_pool, window))
-
-
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("seed", range(20))
-def test_flashinfer_takes_the_arrays_of_a_step_and_gives_the_same(seed: int, page_size: int) -> None:
-    torch.manual_seed(seed)
-    *_, layout = random_step(random.Random(seed), NUM_SLOTS, page_size)
-    q, (k_pool, v_pool) = torch.randn(len(layout.tokens), H, D), pools()
-    batch = attn_batch(layout, NUM_SLOTS, CPU, page_size)
-    reference = ReferenceAttention()
-    reference.plan(batch, [AttnSpec(H, K, D, D**-0.5)])
-    wanted, lse = reference.partial(batch.flat, 0, q, k_pool, v_pool)
-
-    level, wrapper = batch.flat, BatchPrefillWithPagedKVCacheWrapper(backend="fa2")
-    wrapper.plan(
-        level.qo_indptr, level.kv_indptr, level.kv_indices, level.last_page_len, H, K, D, page_size,
-        causal=level.causal, sm_scale=D**-0.5,
-    )  # fmt: skip
-    paged = tuple(pool[:NUM_SLOTS].view(-1, page_size, K, D) for pool in (k_pool, v_pool))
-    out, lse2 = wrapper.run(q, (paged[0], paged[1]), return_lse=True)
-    torch.testing.assert_close(out, wanted)
-    torch.testing.assert_close(lse2 * math.log(2), lse)
-    assert wrapper.pages_read == len(level.kv_indices)
 
 
 def test_a_shared_prefix_is_read_once_for_all_rows_below_it() -> None:

@@ -15,11 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from branchwise.runtime import compiling
 from branchwise.runtime.attention import AttnBatch, AttnSpec, attn_batch, kernels
 from branchwise.runtime.attention.cpu import CpuAttention
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.attention.reference import ReferenceAttention
-from branchwise.runtime.attention.units import units_of
+from branchwise.runtime.attention.units import MOST_LANES, units_of
 from branchwise.runtime.layout import Layout, Segment, Span
 from tests.runtime.trees import random_step
 
@@ -146,7 +147,7 @@ def test_keys_are_read_once_for_all_branches(branches: int) -> None:
 def test_no_unit_is_wider_than_the_kernels_buffers(rows: int, repeat: int, threads: int) -> None:
     units = units_of(attn_batch(forest(1, 5, rows, rows), 512, CPU).levels, 1, repeat, None, threads).units
     widths = (units[:, 1] - units[:, 0]) * repeat
-    assert ((widths <= 128) | (units[:, 1] - units[:, 0] == 1)).all()
+    assert ((widths <= MOST_LANES) | (units[:, 1] - units[:, 0] == 1)).all()
     assert (units[1:, 0] == units[:-1, 1]).all()
     assert units[0, 0] == 0
     assert units[-1, 1] == rows
@@ -178,12 +179,12 @@ def test_without_numba_torch_does_it_and_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "branchwise.runtime.attention.ragged", None)
-    monkeypatch.setattr(kernels, "_said", [])
+    monkeypatch.setattr(compiling, "_said", [])
     with caplog.at_level(logging.WARNING):
         for head_dim in (20, 24):
             assert kernels.loading_of(head_dim, 2, torch.float32).result(timeout=60) is None
     assert len(caplog.records) == 1
-    assert "without its compiled kernel" in caplog.text
+    assert "there is no compiled code" in caplog.text
     batch, spec = attn_batch(forest(8, 64, 20), 1024, CPU, cost=CostModel()), AttnSpec(4, 2, 20, 0.25)
     q, k, v = torch.randn(8, 4, 20), torch.randn(1025, 2, 20), torch.randn(1025, 2, 20)
     attention, reference = CpuAttention(), ReferenceAttention()

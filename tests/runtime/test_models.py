@@ -97,11 +97,36 @@ def test_pickle_is_never_loaded(tiny_model: Path, tmp_path: Path) -> None:
         models.resolve(folder)
 
 
-def test_gguf_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "model.Q4_1.gguf").write_bytes(b"GGUF")
-    for given in (tmp_path, tmp_path / "model.Q4_1.gguf"):
-        with pytest.raises(ModelNotFound, match=r"is GGUF, which cannot be loaded yet; get .* as safetensors\.$"):
-            models.resolve(given)
+def test_a_folder_with_gguf_names_the_files(tmp_path: Path) -> None:
+    for name in ("b.Q8_0.gguf", "a.Q4_1.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match=r"as GGUF; give the file itself: a\.Q4_1\.gguf, b\.Q8_0\.gguf\.$"):
+        models.resolve(tmp_path)
+
+
+def test_a_gguf_file_is_converted_once_and_again_when_it_changes(
+    cache: Path, wheel: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "model.Q4_1.gguf"
+    file.write_bytes(b"GGUF")
+    folder = models.resolve(str(file))
+    models.check_folder(folder)
+    assert folder.parent == cache
+    assert folder.name.startswith("model.Q4_1-")
+    before = (folder / "config.json").stat().st_mtime_ns
+    assert models.resolve(file) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == before
+    os.utime(file, (1, 1))
+    assert models.resolve(file) != folder
+    assert wheel == []
+
+
+def test_what_is_no_gguf_is_said_to_be_none(cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"nothing of the kind")
+    with pytest.raises(WeightsError, match=r"model\.gguf cannot be taken as GGUF \("):
+        models.resolve(file)
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize("kept", [4, 100, 0.5])
@@ -180,7 +205,8 @@ def test_what_names_no_model_is_refused_with_what_does(given: Any) -> None:
     with pytest.raises(ModelNotFound) as caught:
         models.resolve(given)
     assert str(caught.value) == (
-        f"a model is a known name (smollm2-135m), a folder, or a hub repository as 'org/name', got {given!r}."
+        "a model is a known name (smollm2-135m), a folder, a GGUF file, or a hub repository as 'org/name', "
+        f"got {given!r}."
     )
 
 

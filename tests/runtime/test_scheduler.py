@@ -126,7 +126,7 @@ def test_a_text_is_scored_in_chunks_also_when_it_is_cached() -> None:
     sim.submit(sim.request(range(100, 150)))
     sim.run()
     del sim.steps[:]
-    scored = [sim.request(range(100, 160), 0, score_from=1 + i) for i in range(3)]
+    scored = [sim.request(range(100, 160), 0, scoring=True, logprobs_from=1 + i) for i in range(3)]
     sim.submit(*scored)
     sim.run()
     assert [len(request.logprobs) for request in scored] == [59, 58, 57]
@@ -439,6 +439,7 @@ class SchedulerAgainstSolo(RuleBasedStateMachine):
                 max_tokens,
                 sampler=sampler,
                 drafter=drafter,
+                logprobs_from=data.draw(st.none() | st.integers(1, len(tokens))),
                 namespace=namespace,
                 priority=priority,
                 routing_key=routing_key,
@@ -453,7 +454,8 @@ class SchedulerAgainstSolo(RuleBasedStateMachine):
         if self.prompts and data.draw(st.booleans()):
             tokens = data.draw(st.sampled_from(self.prompts)) + tokens
         if len(tokens) > 1:
-            request = self.sim.request(tokens, 0, score_from=data.draw(st.integers(1, len(tokens) - 1)))
+            first = data.draw(st.integers(1, len(tokens) - 1))
+            request = self.sim.request(tokens, 0, scoring=True, logprobs_from=first)
             self.expected[request] = list(tokens)
             self.sim.submit(request)
 
@@ -506,7 +508,8 @@ class SchedulerAgainstSolo(RuleBasedStateMachine):
             assert tokens == expected[: len(tokens)]
             if request.finished and request not in self.cancelled and request not in sim.stuck:
                 assert tokens == expected
-                assert request.score_from is None or len(request.logprobs) == len(tokens) - request.score_from
+                if request.logprobs_from is not None:
+                    assert [found.token for found in request.logprobs] == tokens[request.logprobs_from :]
         for step in sim.steps:
             assert step.rows <= self.max_step_tokens
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +289,59 @@ def test_demo_model_text_comes_back(demo_model: Path, text: str) -> None:
 @cache
 def loaded(folder: Path) -> Tokenizer:
     return Tokenizer(folder)
+
+
+# ---------------------------------------------------------------------------------------- texts in several parts
+
+WORDS = ["a", "the", "river", "12", " ", "  ", "isn't", "\n", ",", "é", "漢", "😀", "<|im_end|>", "</s>", "<0x41>"]
+SEVERAL_WORDS = st.lists(st.sampled_from([*WORDS, *(f" {word}" for word in WORDS)]), max_size=14).map("".join)
+
+
+def cut_between_words(text: str) -> list[str]:
+    places = [0, *(match.start() for match in re.finditer("(?<=[A-Za-z])(?= [A-Za-z])", text)), len(text)]
+    return [text[start:end] for start, end in pairwise(places)]
+
+
+@pytest.fixture(scope="module", params=[vocabularies.byte_level, vocabularies.unigram])
+def any_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(vocabularies.save(request.param(), tmp_path_factory.mktemp("kind")))
+
+
+@given(text=SEVERAL_WORDS, at_start=st.booleans(), control=st.booleans())
+def test_a_text_that_is_cut_between_words_has_the_tokens_of_its_parts(
+    any_kind: Tokenizer, text: str, at_start: bool, control: bool
+) -> None:
+    assert any_kind.parts_at_words
+    first, *rest = cut_between_words(text)
+    tokens = any_kind.encode(first, at_start=at_start, control=control)
+    for part in rest:
+        tokens += any_kind.encode(part, at_start=False, control=control)
+    assert tokens == any_kind.encode(text, at_start=at_start, control=control)
+
+
+@pytest.mark.slow
+@given(text=SEVERAL_WORDS)
+def test_a_text_for_the_demo_model_has_the_tokens_of_its_parts(demo_model: Path, text: str) -> None:
+    demo = _demo(demo_model)
+    assert demo.parts_at_words
+    parts = [demo.encode(part, at_start=False, control=True) for part in cut_between_words(text)]
+    assert [token for part in parts for token in part] == demo.encode(text, at_start=False, control=True)
+
+
+@cache
+def _demo(folder: Path) -> Tokenizer:
+    return Tokenizer(folder)
+
+
+@pytest.mark.parametrize("spoilt", ["learned", "a token across words", "a control token of words", "stripped spaces"])
+def test_a_text_is_not_cut_where_a_token_could_lie_across(tmp_path: Path, spoilt: str) -> None:
+    backend = vocabularies.byte_level()
+    if spoilt == "learned":
+        backend = vocabularies.prepending()  # trained on whole lines
+    elif spoilt == "a token across words":
+        backend.add_tokens(["river runs"])
+    elif spoilt == "a control token of words":
+        backend.add_special_tokens(["<end of turn>"])
+    else:
+        backend.normalizer = normalizers.Strip()
+    assert not Tokenizer(vocabularies.save(backend, tmp_path)).parts_at_words

@@ -1,0 +1,113 @@
+"""Waiting for a change: a thread blocks, a coroutine awaits, and what waits is written once.
+
+Something that has to wait is an iterator of steps. It gives a `Wait` where it cannot go on yet; a thread runs it by
+`blocking`, an event loop by `Awaiting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Condition, Lock
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
+
+from branchwise.lang import CallError
+
+T = TypeVar("T")
+
+
+class Changes:
+    """Counts the changes of something that a lock guards, and wakes who waits for the next one."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._condition = Condition(lock)
+        self._count = 0
+        self._watchers: dict[Callable[[], None], None] = {}
+
+    def happen(self) -> None:
+        """Something has changed. The lock is held."""
+        self._count += 1
+        self._condition.notify_all()
+        for wake in list(self._watchers):
+            wake()
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Call `wake` at every change, until `unwatch`. The lock is held, then and now."""
+        self._watchers[wake] = None
+
+    def unwatch(self, wake: Callable[[], None]) -> None:
+        """Takes no lock: a coroutine that nobody holds is closed wherever that is found out."""
+        self._watchers.pop(wake, None)
+
+    def next(self) -> Wait:
+        """What to wait for by who has seen how it is now. The lock is held."""
+        return Wait(self, self._count)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until something changes that had changed `seen` times; over at once if it has by now."""
+
+    changes: Changes
+    seen: int
+
+    def block(self) -> None:
+        """Wait on this thread."""
+        condition = self.changes._condition
+        with condition:
+            while self.changes._count == self.seen:
+                condition.wait()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+
+        def wake() -> None:  # on any thread, with the lock held
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(woken.set)
+
+        with self.changes._condition:
+            if self.changes._count != self.seen:
+                return
+            self.changes.watch(wake)
+        try:
+            await woken.wait()
+        finally:
+            self.changes.unwatch(wake)
+
+
+def blocking(steps: Iterator[T | Wait]) -> Iterator[T]:
+    """What `steps` gives; this thread waits where they do."""
+    for step in steps:
+        if isinstance(step, Wait):
+            step.block()
+        else:
+            yield step
+
+
+class Awaiting(Generic[T]):
+    """What `steps` gives; this task waits where they do. May be left early: there is nothing to close."""
+
+    def __init__(self, steps: Iterator[T | Wait]) -> None:
+        self._steps = steps
+
+    def __aiter__(self) -> Awaiting[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        for step in self._steps:
+            if not isinstance(step, Wait):
+                return step
+            await step
+        raise StopAsyncIteration
+
+    if not TYPE_CHECKING:  # a checker shall see that it is not there
+
+        def __iter__(self) -> Never:
+            raise CallError("these pieces are awaited. Write async for, or text_iter(...) where a thread may wait.")

@@ -1,0 +1,178 @@
+"""Attention on an NVIDIA GPU: FlashInfer's kernels, one planned wrapper for each level of sharing.
+
+Every level is a batch of its prefill kernel, decoding included: with tensor cores a row of queries is as well served
+there, and one compiled module does it all. Levels are merged by FlashInfer's own kernel. What its kernels do not take
+is answered in plain torch, by the reference backend (`unsupported` says what that is).
+
+Facts about FlashInfer that this code stands on: its planner reads index arrays as int32 whatever they are, so they are
+checked here; its log-sum-exp is base 2; `window_left` shows one key more than it says; a plan is copied to the GPU
+after `plan` has returned, so two sets of wrappers take turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import AttnBatch, AttnSpec, Level
+from .levels import CostModel
+
+HEAD_DIMS = (64, 128, 256)
+DTYPES = (torch.float16, torch.bfloat16)
+
+LEAST_WORKSPACE = 256 << 20
+SPLITS = 264
+"""Work items at most where the planner splits the keys of a batch, on the largest GPUs: two for each processor."""
+
+NOTHING = -1e4
+"""FlashInfer's log-sum-exp where there was no key is -5e4; a real one is far above this."""
+
+WORTH_BYTES = 40_000_000
+"""Bytes of a layer that a shared level must save: what its launches and merges cost, at 4 TB/s and 10 microseconds."""
+
+
+def unsupported(specs: Sequence[AttnSpec], dtype: torch.dtype) -> str | None:
+    """Why FlashInfer cannot serve these layers with keys of `dtype`; None: it can."""
+    if dtype not in DTYPES:
+        return f"its kernels take float16 and bfloat16, not {dtype}"
+    sizes = sorted({spec.head_dim for spec in specs} - set(HEAD_DIMS))
+    if sizes:
+        return f"its kernels take heads of {', '.join(map(str, HEAD_DIMS))} numbers, not {', '.join(map(str, sizes))}"
+    return None
+
+
+def cost_model(specs: Sequence[AttnSpec], dtype: torch.dtype) -> CostModel:
+    """When sharing a span pays: when the keys and values of a layer that need not be read are worth its launches."""
+    widest = max(2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize for spec in specs)
+    return CostModel(price=6.0, max_levels=2, least_saved=WORTH_BYTES / widest)
+
+
+def workspace_bytes(level: Level, spec: AttnSpec) -> int:
+    """What a plan of this level may need: partial outputs of each work item, in float32.
+
+    A work item is a tile of queries, packed by key head, with a part of its keys.
+    """
+    rows = level.qo_indptr.tolist()
+    packed = [(end - first) * (spec.num_q_heads // spec.num_kv_heads) for first, end in pairwise(rows)]
+    mean = sum(packed) / len(packed)
+    tile = 16 if mean <= 16 else 64 if mean <= 64 or spec.head_dim > 128 else 128
+    tiles = sum(-(-size // tile) for size in packed)
+    items: int = max(SPLITS // spec.num_kv_heads, tiles)
+    return spec.num_q_heads * items * tile * (spec.head_dim + 1) * 4
+
+
+class FlashInferAttention:
+    """Plans a step with FlashInfer's wrappers, and launches them layer by layer."""
+
+    def __init__(self, library: Any, device: torch.device, dtype: torch.dtype) -> None:
+        """
+        Args:
+            library: the module `flashinfer`, or what stands in for it in tests.
+            dtype: of queries, keys and values.
+        """
+        self._library, self._device, self._dtype = library, device, dtype
+        self._workspace = torch.zeros(LEAST_WORKSPACE, dtype=torch.uint8, device=device)
+        self._sets: list[dict[tuple[AttnSpec, int], Any]] = [{}, {}]
+        self._step = 0
+
+    def plan(self, batch: AttnBatch, specs: Sequence[AttnSpec]) -> None:
+        self._step += 1
+        self._batch, self._specs = batch, specs
+        self._reserve(batch, set(specs))
+        for spec in dict.fromkeys(specs):
+            for number, level in enumerate(self._levels(spec)):
+                self._plan(self._wrapper(spec, number), level, spec)
+
+    def forward(self, layer: int, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> Tensor:
+        spec = self._specs[layer]
+        levels = self._levels(spec)
+        own = len(levels) - 1
+        out, lse = self._run(spec, own, levels[own], q, k_pool, v_pool)
+        for number in range(own):
+            more, more_lse = self._run(spec, number, levels[number], q, k_pool, v_pool)
+            self._library.merge_state_in_place(out, lse, more, more_lse)
+        return out
+
+    def partial(self, level: Level, layer: int, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> tuple[Tensor, Tensor]:
+        spec = self._specs[layer]
+        wrapper = self._new_wrapper()
+        self._plan(wrapper, level, spec)
+        out, lse = wrapper.run(q, _paged(k_pool, v_pool, level.page_size), return_lse=True)
+        return out, torch.where(lse < NOTHING, -torch.inf, lse * math.log(2))
+
+    def _levels(self, spec: AttnSpec) -> tuple[Level, ...]:
+        """A window's rows look back along the whole path: positions are relative inside a level."""
+        return self._batch.levels if spec.window is None else (self._batch.flat,)
+
+    def _run(
+        self, spec: AttnSpec, number: int, level: Level, q: Tensor, k_pool: Tensor, v_pool: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        pages = _paged(k_pool, v_pool, level.page_size)
+        out, lse = self._wrapper(spec, number).run(q, pages, return_lse=True)
+        return out, lse
+
+    def _wrapper(self, spec: AttnSpec, number: int) -> Any:
+        wrappers = self._sets[self._step % 2]
+        if (spec, number) not in wrappers:
+            wrappers[spec, number] = self._new_wrapper()
+        return wrappers[spec, number]
+
+    def _new_wrapper(self) -> Any:
+        # backend "auto" is another kernel on some GPUs, which neither packs query heads nor splits keys
+        return self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2")
+
+    def _reserve(self, batch: AttnBatch, specs: set[AttnSpec]) -> None:
+        """Make the workspace larger if this step may need it; wrappers hold the old one, so they go."""
+        needed = max(
+            workspace_bytes(level, spec)
+            for spec in specs
+            for level in (batch.levels if spec.window is None else (batch.flat,))
+        )
+        if needed > len(self._workspace):
+            self._workspace = torch.zeros(needed, dtype=torch.uint8, device=self._device)
+            self._sets = [{}, {}]
+
+    def _plan(self, wrapper: Any, level: Level, spec: AttnSpec) -> None:
+        _check(level)
+        pin = self._device.type == "cuda"
+        indptr, pages, last = (
+            tensor.pin_memory() if pin else tensor
+            for tensor in (level.qo_indptr, level.kv_indptr, level.last_page_len)
+        )
+        wrapper.plan(
+            qo_indptr=indptr,
+            paged_kv_indptr=pages,
+            paged_kv_indices=level.kv_indices.to(self._device, non_blocking=True),
+            paged_kv_last_page_len=last,
+            num_qo_heads=spec.num_q_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim_qk=spec.head_dim,
+            page_size=level.page_size,
+            causal=level.causal,
+            sm_scale=spec.scale,
+            window_left=-1 if spec.window is None else spec.window - 1,
+            logits_soft_cap=spec.softcap,
+            q_data_type=self._dtype,
+        )
+
+
+def _paged(k_pool: Tensor, v_pool: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
+    """The pools as pages: [pages, page_size, K, D] each, where they lie."""
+    shape = (-1, page_size, *k_pool.shape[1:])
+    return k_pool.view(shape), v_pool.view(shape)
+
+
+def _check(level: Level) -> None:
+    """What the planner does not check, and would misread."""
+    for tensor in (level.qo_indptr, level.kv_indptr, level.kv_indices, level.last_page_len):
+        assert tensor.dtype == torch.int32 and tensor.dim() == 1 and tensor.is_contiguous(), "index arrays are int32"
+    if level.causal:
+        rows, pages, last = level.qo_indptr.tolist(), level.kv_indptr.tolist(), level.last_page_len.tolist()
+        for group, ((first, end), (start, stop)) in enumerate(zip(pairwise(rows), pairwise(pages), strict=True)):
+            keys = (stop - start - 1) * level.page_size + last[group] if stop > start else 0
+            assert keys >= end - first, f"group {group} has {end - first} rows and {keys} keys"
