@@ -16,6 +16,8 @@ from .tree import Node, RadixTree
 
 ROW, BOX, GAP, MARGIN, LETTER = 38, 28, 34, 14, 7.3  # pixels
 ROOT_WIDTH = 46
+VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+"""Control characters as their symbols: XML has no way to say them."""
 STYLE = """
 .bw-tree{--ink:#1f2328;--faint:#6e7781;--line:#c4cbd3;--paper:#fff;--protected:#ffdf8a;--pinned:#a5d8cf;
 --evictable:#dbe7f6;--gone:#f3f4f6;--edge:#8aa4c4;color:var(--ink);font:12px ui-monospace,Menlo,Consolas,monospace}
@@ -146,9 +148,9 @@ class TreePicture:
                 f'<text class="count" x="{at.width - 6:.1f}" y="18" text-anchor="end">{box.num_tokens}</text>'
             )
             yield (
-                f'<g transform="translate({at.x} {at.y})"><title>{html.escape(box.hover)}</title>'
+                f'<g transform="translate({at.x} {at.y})"><title>{html.escape(box.hover.translate(VISIBLE))}</title>'
                 f'<rect class="{box.kept_by}" width="{at.width}" height="{BOX}" rx="6"/>'
-                f'<text x="8" y="18">{html.escape(at.label)}</text>{count}</g>'
+                f'<text x="8" y="18">{html.escape(at.label.translate(VISIBLE))}</text>{count}</g>'
             )
 
 

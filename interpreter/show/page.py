@@ -84,7 +84,8 @@ def _story(story: Story) -> Iterator[str]:
                 inside = True
             case Plain(parts):
                 for text, origin in parts:
-                    yield f'<span class="t {origin or ""}" title="{origin or "not computed yet, or not known"}">{escape(text)}</span>'
+                    hint = origin or "not computed yet, or not known"
+                    yield f'<span class="t {origin or ""}" title="{hint}">{escape(text)}</span>'
             case Written():
                 yield _written(span)
             case Fork(branches):
