@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Condition, Semaphore, Thread
+from threading import Lock, Semaphore, Thread
 from typing import Any, Generic, TypeVar
 
+from .changes import Changes
 from .errors import Cancelled
 from .progress import Progress
 from .reaper import REAPER
@@ -30,7 +31,8 @@ class Batch(Generic[T]):
         self.count = count
         self.running = running
         self._progress = progress
-        self._changed = Condition()
+        self._lock = Lock()
+        self._changed = Changes(self._lock)
         self._next = 0
         self._results: dict[int, T | Exception] = {}
         self._stopped = False
@@ -39,7 +41,7 @@ class Batch(Generic[T]):
 
     def take(self) -> int | None:
         """The number of a job to do; None when there is none left."""
-        with self._changed:
+        with self._lock:
             if self._stopped or self._next == self.count:
                 return None
             self._next += 1
@@ -47,10 +49,10 @@ class Batch(Generic[T]):
 
     def settle(self, index: int, result: T | Exception) -> None:
         """What came of a job that was taken."""
-        with self._changed:
+        with self._lock:
             self._results[index] = result
             self._progress.update(1)
-            self._changed.notify_all()
+            self._changed.happen()
 
     def wait_for(self, index: int) -> T | Exception:
         """The result of a job.
@@ -59,14 +61,16 @@ class Batch(Generic[T]):
             Cancelled: the batch was stopped before anybody took it.
             What ended a thread of the batch, if that is no `Exception`.
         """
-        with self._changed:
-            while index not in self._results:
+        while True:
+            with self._lock:
+                if index in self._results:
+                    return self._results.pop(index)
                 if self._fatal is not None:
                     raise self._fatal
                 if self._stopped and index >= self._next:
                     raise Cancelled("the batch was stopped")
-                self._changed.wait()
-            return self._results.pop(index)
+                change = self._changed.next()
+            change.block()
 
     def start(self, crew: Crew[T]) -> None:
         """Let the helping threads begin."""
@@ -77,9 +81,9 @@ class Batch(Generic[T]):
 
     def stop(self) -> None:
         """Begin no more jobs, and stop those that run on the helping threads. Does not wait."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
-            self._changed.notify_all()
+            self._changed.happen()
         self.running.stop(self._threads)
 
     def end(self, wait_s: float | None = None) -> None:
@@ -88,16 +92,16 @@ class Batch(Generic[T]):
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(None if until is None else max(0.0, until - time.monotonic()))
-        with self._changed:
+        with self._lock:
             self._progress.close()
 
     def _help(self, work: Callable[[Batch[T]], None]) -> None:
         try:
             work(self)
         except BaseException as error:  # SystemExit and the like: the calling thread raises it
-            with self._changed:
+            with self._lock:
                 self._fatal, self._stopped = error, True
-                self._changed.notify_all()
+                self._changed.happen()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Condition, Lock
+from functools import partial
+from queue import SimpleQueue
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
 
 from branchwise.lang import CallError
@@ -21,14 +23,13 @@ class Changes:
     """Counts the changes of something that a lock guards, and wakes who waits for the next one."""
 
     def __init__(self, lock: Lock) -> None:
-        self._condition = Condition(lock)
+        self._lock = lock
         self._count = 0
         self._watchers: dict[Callable[[], None], None] = {}
 
     def happen(self) -> None:
         """Something has changed. The lock is held."""
         self._count += 1
-        self._condition.notify_all()
         for wake in list(self._watchers):
             wake()
 
@@ -53,11 +54,21 @@ class Wait:
     seen: int
 
     def block(self) -> None:
-        """Wait on this thread."""
-        condition = self.changes._condition
-        with condition:
-            while self.changes._count == self.seen:
-                condition.wait()
+        """Wait on this thread.
+
+        An interrupt can come between any two instructions of Python's own conditions, and leave their lock taken; it
+        cannot in what is used here.
+        """
+        woken: SimpleQueue[None] = SimpleQueue()
+        wake = partial(woken.put, None)
+        with self.changes._lock:
+            if self.changes._count != self.seen:
+                return
+            self.changes.watch(wake)
+        try:
+            woken.get()
+        finally:
+            self.changes.unwatch(wake)
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._awaited().__await__()
@@ -72,7 +83,7 @@ class Wait:
             with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
                 loop.call_soon_threadsafe(woken.set)
 
-        with self.changes._condition:
+        with self.changes._lock:
             if self.changes._count != self.seen:
                 return
             self.changes.watch(wake)

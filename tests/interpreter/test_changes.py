@@ -61,7 +61,7 @@ def test_a_change_wakes_every_thread_and_every_event_loop(eventually: Eventually
     threads = [threading.Thread(target=target, args=(wait,)) for target in (on_thread, on_loop) * 3]
     for thread in threads:
         thread.start()
-    eventually(lambda: len(box.changes._watchers) == 3)
+    eventually(lambda: len(box.changes._watchers) == 6)
     assert woken == []
     box.change()
     for thread in threads:
