@@ -24,6 +24,7 @@ from . import tools
 from .chat import ChatTemplate, Item, Loose, Schemas, Turn, compose
 from .encode import Encoder, TokenStream, protect, unescape
 from .errors import ChatError
+from .origins import Origins
 from .plan import make_plan
 from .session import Cancel, Completion, Delta, Listener, Segment, Selection, Times, TokenLogprob, Usage
 
@@ -118,7 +119,8 @@ class LocalSession:
         def on_done(sample: int, result: runtime.Result | Exception) -> None:
             results[sample] = result
             if all(r is not None for r in results):
-                guarded(listener, lambda: listener.on_done(self._completed([r for r in results if r is not None])))
+                done = [r for r in results if r is not None]
+                guarded(listener, lambda: listener.on_done(self._completed(prompt, done)))
 
         handle = self._engine.start(
             prompt,
@@ -220,13 +222,20 @@ class LocalSession:
             return 0  # the template changed it
         return len(unescape(written[len(written) - end :]).encode()) if end else 0
 
-    def _completed(self, results: list[runtime.Result | Exception]) -> Completion:
+    def _origins(self, prompt: array[int], result: runtime.Result) -> Origins:
+        computed = prompt[result.hit_tokens :]
+        return Origins(
+            computed, result.tokens, frozenset(result.forced_at), self._engine.tokenizer.spelled, result.healed_bytes
+        )
+
+    def _completed(self, prompt: array[int], results: list[runtime.Result | Exception]) -> Completion:
         """Go on with the first sample; raise the first failure."""
         samples = []
         for result in results:
             if isinstance(result, Exception):
                 raise result
-            samples.append(completion(result, lambda token: self._engine.tokenizer.decode([token])))
+            spelled = completion(result, lambda token: self._engine.tokenizer.decode([token]))
+            samples.append(replace(spelled, origins=self._origins(prompt, result)))
         first = results[0]
         assert isinstance(first, runtime.Result)
         kept = self._following(first.text.removesuffix(first.tail) if first.tail else first.text, plain=True)

@@ -8,10 +8,12 @@ call of a session blocks: what takes time comes back through a `Stream`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from branchwise.lang import Gen, GenOptions, Plan, RoleBegin, RoleEnd, Select, Text, Tools, Trace
+
+from .origins import Origins
 
 Segment: TypeAlias = Text | RoleBegin | RoleEnd | Tools
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -81,6 +83,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None = None  # of each of `tokens`, if `return_logprob` asked for them
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of the prompt's, from `logprob_start_len` on
     samples: tuple[Completion, ...] = ()  # all n of them, this one first; empty when n is 1
+    origins: Origins | None = field(default=None, repr=False, compare=False)  # where its tokens came from
 
 
 @dataclass(frozen=True, slots=True)

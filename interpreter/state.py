@@ -17,6 +17,7 @@ from .graphemes import whole_graphemes
 from .mapping import map_on_threads
 from .outcome import Outcome
 from .session import Completion, Selection
+from .show import live
 from .transcript import Transcript
 from .writing import Defaults, Writer, check_name
 
@@ -173,6 +174,11 @@ class State(Writer):
             self._executor.stop("cancel() was called")
         else:
             super().cancel()
+
+    def show(self) -> None:
+        """Show this state: in a notebook in the cell, as it grows until all that is written is done; else as text."""
+        with self._cancelled_by_interrupt():
+            live(self._transcript, lambda: not self._outside or self._transcript.ended.done)
 
     def _within(self, function: GenOptions) -> State:
         """This state as a function sees it that has defaults of its own."""

@@ -55,6 +55,7 @@ class Transcript:
         self.role: str | None = origin.role if origin else None
         self.ended: Outcome = Outcome()
         self._promised: str | None = None  # the role of a block that was made and not entered
+        self.forks: list[tuple[int, list[Transcript]]] = []  # branches, and how many entries they had from the start
         self._entries: list[Entry] = list(origin._entries) if origin else []
         self._variables: dict[str, Outcome] = dict(origin._variables) if origin else {}
         self._inherited = len(self._entries)
@@ -144,6 +145,18 @@ class Transcript:
 
     def names(self) -> list[str]:
         return list(self._variables)
+
+    def entries(self) -> list[Entry]:
+        """What is written by now, done or not."""
+        return list(self._entries)
+
+    def name_of(self, outcome: Outcome) -> str | None:
+        """The variable that has this outcome."""
+        return next((name for name, other in list(self._variables.items()) if other is outcome), None)
+
+    def branched(self, branches: list[Transcript]) -> None:
+        """They went on from what is written now; kept so that they can be shown."""
+        self.forks.append((len(self._entries), branches))
 
     def leading_constants(self) -> list[Segment]:
         """What is said before the first text that the program did not know when it began."""

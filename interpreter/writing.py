@@ -33,6 +33,7 @@ from .errors import Cancelled
 from .executor import Executor
 from .outcome import Outcome
 from .reaper import REAPER
+from .show import as_html
 from .transcript import Transcript
 
 
@@ -170,6 +171,9 @@ class Writer:
         shown_text = text if len(text) <= 40 else "..." + text[-37:]
         return f"<{type(self).__name__} {_phase(self)}, variables: {names}, text: {shown_text!r}>"
 
+    def _repr_html_(self) -> str:
+        return as_html(self._transcript)
+
     def _write(self, expr: Expr | str) -> None:
         ops = [self._defaults.fill(op) for op in flatten(expr)]
         self._executor.add(self._transcript.write(ops, line_of_the_program()))
@@ -186,7 +190,9 @@ class Writer:
             raise CallError(f"fork(): there is no option {name}. Write s.fork(3) for three branches.")
         number = whole_number(count, f"fork({count}): the number of branches", least=1)
         executors = self._executor.fork(number, keep_alive=self._view_of or self)
-        return [self._child(executor) for executor in executors]
+        children = [self._child(executor) for executor in executors]
+        self._transcript.branched([child._transcript for child in children])
+        return children
 
     def _child(self, executor: Executor) -> Self:
         return type(self)(executor, Transcript(self._transcript), self._defaults, on_drop=executor.drop)

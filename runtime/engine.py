@@ -39,6 +39,7 @@ from .constrain.forced import forced_text
 from .constrain.vocab import Vocab
 from .drawing import as_dot
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
+from .film import Film
 from .handles import Gather, Handle, LatePin, Pin, for_sample, settle, wait_for
 from .healing import Healer
 from .kv import KVPool, bytes_per_slot
@@ -48,6 +49,7 @@ from .model.load import load_model
 from .models import resolve
 from .params import GenerateParams, generate_params
 from .penalties import Repeated
+from .picture import TreePicture, picture
 from .policies import EVICTION
 from .request import Delta, Request, Result
 from .sampling import SamplingParams
@@ -426,6 +428,36 @@ class Engine:
         if form == "dot":
             return self._ask(lambda scheduler: as_dot(scheduler.tree, self.tokenizer.decode))
         return self._ask(lambda scheduler: scheduler.tree.render())
+
+    @property
+    def tree(self) -> TreePicture:
+        """The radix tree now: text where it is printed, a picture where a notebook shows it."""
+        return self._ask(self._picture)
+
+    def record(self) -> Film:
+        """`with engine.record() as film:` takes a picture after each step; `film.save("film.html")` is a page of them.
+
+        Each picture walks the whole tree, so steps are slower while it records.
+        """
+
+        def begin(film: Film) -> None:
+            def watch(scheduler: Scheduler) -> None:
+                film.add(self._picture(scheduler))
+
+            watching[film] = watch
+            self._ask(watch)
+            self._ask(lambda _: self._loop.watchers.append(watch))
+
+        def end(film: Film) -> None:
+            watch = watching.pop(film)
+            self._ask(lambda _: self._loop.watchers.remove(watch))
+            self._ask(watch)
+
+        watching: dict[Film, Callable[[Scheduler], None]] = {}
+        return Film(begin, end)
+
+    def _picture(self, scheduler: Scheduler) -> TreePicture:
+        return picture(scheduler.tree, self.tokenizer.decode)
 
     def check(self) -> None:
         """Assert the invariants of tree and pool; walks the whole tree."""

@@ -97,6 +97,7 @@ class StepLoop:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None] = queue.SimpleQueue()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap
+        self.watchers: list[Callable[[Scheduler], None]] = []  # called after each step; the engine's thread only
         self._gate = threading.Lock()  # between a message that is posted and the loop that ends
         self._end: Exception | None = None
         self._silent = False           # the completion thread hears nothing more
@@ -144,6 +145,8 @@ class StepLoop:
             while self._take_messages():
                 with SHORT_TURNS:
                     self._step()
+                for watch in self.watchers:
+                    watch(self._scheduler)
         except Exception as error:
             log.exception("the engine's step loop failed")
             end = EngineClosed(f"the engine has ended: its step loop failed: {error!r}")
@@ -406,7 +409,7 @@ class StepLoop:
         return way[0]
 
     def _forced(self, request: Request) -> int:
-        request.num_forced += 1
+        request.forced_at.append(request.num_sampled)
         self._counts["forced_tokens"] += 1
         return request.forced.popleft()
 

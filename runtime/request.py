@@ -79,6 +79,8 @@ class Result:
     forced_tokens: int = 0      # those of `tokens` that a constraint forced
     times: Times = Times()
     healed: int = 0
+    forced_at: tuple[int, ...] = ()  # which of `tokens` a constraint forced
+    healed_bytes: int = 0       # bytes of the first token that were in the prompt already
     logprobs: tuple[Logprob, ...] | None = None  # of each of `tokens`, if asked for
     prompt_logprobs: tuple[Logprob, ...] | None = None  # of the prompt's last tokens, likewise
     pinned: Node | None = None  # where the prompt ends, if it was to be pinned
@@ -140,7 +142,7 @@ class Request:
     arrived: float = 0.0            # on the same clock, like the next two
     started: float | None = None
     first_token: float | None = None
-    num_forced: int = 0
+    forced_at: list[int] = field(default_factory=list)  # which of the sampled tokens were forced instead
     pinned: Node | None = None
     failures: int = 0               # steps that failed with it
     finished: bool = False
@@ -248,7 +250,9 @@ class Request:
             complete=self.constraint is None or (self.constraint.is_complete and not stopped),
             prompt_tokens=self.prompt_len,
             hit_tokens=self.hit_len or 0,
-            forced_tokens=self.num_forced,
+            forced_tokens=len(self.forced_at),
+            forced_at=tuple(self.forced_at),
+            healed_bytes=self.replaced.size if self.replaced else 0,
             times=times,
             healed=len(self.replaced.tokens) if self.replaced and kept else 0,
             logprobs=self._logprobs(self.num_prompt, len(self.tokens)),

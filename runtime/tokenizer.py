@@ -146,6 +146,12 @@ class Tokenizer:
             drop_first_space=at_start and self._adds_space,
         )
 
+    def spelled(self, tokens: Sequence[int], skip: int = 0) -> list[str]:
+        """The text that becomes certain with each of the tokens, the first `skip` bytes left out."""
+        stream = self.detokenizer()
+        texts = [stream.push(token, skip=0 if index else skip) for index, token in enumerate(tokens)]
+        return [*texts[:-1], texts[-1] + stream.flush()] if texts else []
+
     def _is_a_character(self, token: int, spelled: str) -> bool:
         """Whether a special token is the only way to write a character: then it is text like any other."""
         return len(spelled) == 1 and self._continuing[False].encode(spelled, add_special_tokens=False).ids == [token]

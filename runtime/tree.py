@@ -352,6 +352,10 @@ class RadixTree:
             self.evictable -= size
         self._fresh.clear()
 
+    def roots(self) -> list[Root]:
+        """Where the sequences of each namespace begin, in order of age."""
+        return list(self._roots.values())
+
     def nodes(self) -> Iterator[Node]:
         """All nodes but roots and tails, depth first, parents before children."""
         stack = [child for root in self._roots.values() for child in root.children.values()][::-1]

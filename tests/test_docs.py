@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["constraints.md", "from-sglang.md", "language.md", "tokens.md"])
+@pytest.mark.parametrize("page", ["constraints.md", "from-sglang.md", "language.md", "seeing.md", "tokens.md"])
 def test_programs_of_a_page_print_what_the_page_says(
     demo_model: Path, page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,7 +93,7 @@ def test_a_conversation_spells_what_was_written_and_generated(
         session.prompt()
         generated.append(tokens_of(text, places, tokenizer))
         result = runtime.Result(text, tuple(generated[-1]), len(generated[-1]), "", "stop", "eos", True, 0, 0)
-        session._completed([result])
+        session._completed(session.prompt(), [result])
     tokens = list(session.prompt())
     assert unescape(session._stream.text) == "".join(text for text, _, _ in parts)
     starts_generated = bool(parts) and not parts[0][2]  # then no word of the program's is the first
@@ -151,7 +151,7 @@ def test_a_generation_ends_before_its_first_stop_and_its_state_with_it(
     result = request.result("stop", "")
     counts = range(len(result.tokens) + 1)
     assert result.kept == max(count for count in counts if lies_in(before, result.tokens[:count]))
-    session._completed([result])
+    session._completed(session.prompt(), [result])
     assert list(session.prompt())[: len(prompt) + result.kept] == [*prompt, *result.tokens[: result.kept]]
     assert text_of(session.prompt(), tokenizer) == "to be " + before
 

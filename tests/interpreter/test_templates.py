@@ -74,8 +74,8 @@ def say(session: LocalSession, *expressions: Concat | Text | Any) -> None:
 
 def answer(session: LocalSession, tokens: list[int], text: str) -> None:
     """What a model wrote: these tokens, which are this text."""
-    session.prompt()
-    session._completed([runtime.Result(text, tuple(tokens), len(tokens), "", "stop", "eos", True, 0, 0)])
+    result = runtime.Result(text, tuple(tokens), len(tokens), "", "stop", "eos", True, 0, 0)
+    session._completed(session.prompt(), [result])
 
 
 def expected(reference: PreTrainedTokenizerFast, template: str, messages: list[dict[str, Any]], **options: Any) -> Any:
