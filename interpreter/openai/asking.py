@@ -42,15 +42,17 @@ class Prompt:
         """This, with `segment` after it."""
         match segment:
             case Text(text, control):
-                return self.said(text, broken="text(raw=True) names tokens, and a server takes text." if control else "")
+                why = "text(raw=True) names tokens, and a server takes text." if control else ""
+                return self.said(text, broken=why)
             case RoleBegin(role, fields):
                 turn = {"role": role, "content": "", **json.loads(fields or "{}")}
                 return self._with(turns=(*self.turns, turn), role=role, broken=BOTH if self.text else "")
             case RoleEnd():
                 return self._with(role=None)
             case Tools():
-                why = "tools() is for a model in this process: a server's calls of tools come beside the text, not in it."
-                return self._with(broken=why)
+                return self._with(
+                    broken="tools() is for a model in this process: a server's calls come beside the text, not in it."
+                )
 
     def said(self, text: str, broken: str = "") -> Prompt:
         """This, with `text` after it."""
@@ -203,7 +205,9 @@ def _start(prompt: Prompt, call: str, dialect: Dialect) -> tuple[dict[str, Any],
         return {"prompt": prompt.text}, {}
     if prompt.role != "assistant":
         where = "outside of the turns" if prompt.role is None else f"in the turn of {prompt.role}"
-        raise Unsupported(f"{call} stands {where}, and a chat's text is the assistant's. Write assistant(...) around it.")
+        raise Unsupported(
+            f"{call} stands {where}, and what a chat writes is the assistant's. Write assistant(...) around it."
+        )
     last = prompt.turns[-1]
     if not last["content"]:
         return {"messages": list(prompt.turns[:-1])}, {}

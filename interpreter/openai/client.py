@@ -1,4 +1,4 @@
-"""Requests to a server: over the official client, with a limit on how many run at once, and tried again where that helps.
+"""Requests to a server: over the official client, so many at once at most, and tried again where that helps.
 
 Everything here runs on one event loop. What is asked for is a `Request`; what it means is not known here.
 """
@@ -21,7 +21,7 @@ try:
     import httpx2
     import openai
 except ImportError as error:
-    raise ImportError('OpenAI(...) needs the package openai. Install it with: pip install "branchwise[openai]"') from error
+    raise ImportError('OpenAI(...) needs the package openai. Write: pip install "branchwise[openai]"') from error
 
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.5, 8.0
 MOST_RETRY_AFTER_S = 60.0  # a server that asks for more is not waited for
@@ -156,7 +156,8 @@ class Client:
             case openai.APITimeoutError() | httpx2.TimeoutException():
                 message = "the server did not answer in time. Raise timeout_s"
             case openai.APIConnectionError() | httpx2.HTTPError() | OSError():
-                message = f"the connection to {self.base_url} failed: {error.__cause__ or error or type(error).__name__}"
+                why = str(error.__cause__ or error) or type(error).__name__
+                message = f"the connection to {self.base_url} failed: {why}"
             case openai.APIError():
                 message = f"the server says: {_own_message(error)}"
             case ServerError():

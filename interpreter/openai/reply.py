@@ -125,8 +125,8 @@ def _logprobs(said: Any) -> list[TokenLogprob]:
         return []
     if (content := getattr(said, "content", None)) is not None:  # of a chat
         return [
-            TokenLogprob(None, token.token, token.logprob, tuple((t.token, t.logprob) for t in token.top_logprobs or ()))
-            for token in content
+            TokenLogprob(None, one.token, one.logprob, tuple((top.token, top.logprob) for top in one.top_logprobs or ()))
+            for one in content
         ]
     tokens, values = getattr(said, "tokens", None) or [], getattr(said, "token_logprobs", None) or []
     tops = getattr(said, "top_logprobs", None) or [None] * len(tokens)

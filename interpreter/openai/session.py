@@ -54,9 +54,13 @@ class RemoteSession:
             listener.on_done(known)
             return _nothing
         written_on = self._backend.speculative_tokens
+
+        def on_cancelled() -> None:
+            listener.on_done(Completion("", "cancelled", detail="cancelled"))
+
         if written_on and not self._prompt.chat and worth(gen.options):
-            return self._start(lambda: self._write_on(request, gen, listener, written_on), listener, _cancelled(listener))
-        return self._start(lambda: self._generate(request, gen, listener), listener, _cancelled(listener))
+            return self._start(lambda: self._write_on(request, gen, listener, written_on), listener, on_cancelled)
+        return self._start(lambda: self._generate(request, gen, listener), listener, on_cancelled)
 
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         self._drop_ahead()
@@ -68,8 +72,8 @@ class RemoteSession:
         if self._backend.scores_choices and not self._prompt.chat:
             if select.method == "unconditional_likelihood_normalized":
                 raise Unsupported(
-                    f"{select.call}: {select.method} needs the log-probability of a text's first token, which servers do "
-                    "not send. Choose another choices_method."
+                    f"{select.call}: {select.method} needs the log-probability of a text's first token, which servers "
+                    "do not send. Choose another choices_method."
                 )
             scored = scored_choices(self._prompt, select, dialect)
             return self._start(lambda: self._select_by_scores(scored, select, listener), listener, on_cancelled)
@@ -96,7 +100,7 @@ class RemoteSession:
         limit = max(least, gen.options.max_tokens or 0)
         arguments = {name: value for name, value in request.arguments.items() if name != "stop"}
         reply = Reply(1, None)
-        longer = replace(request, arguments={**arguments, "max_tokens": limit, "logprobs": 0})
+        longer = replace(request, arguments={**arguments, "max_tokens": limit, "logprobs": 1})
         await self._ask(longer, reply)
         sample = reply.samples[0]
         offsets = token_offsets(sample.text, [token.text for token in sample.logprobs])
@@ -183,10 +187,6 @@ class RemoteSession:
 
         self._cancel = self._backend.loop.start(guarded(), on_cancelled)
         return self._cancel
-
-
-def _cancelled(listener: Listener[Completion]) -> Callable[[], None]:
-    return lambda: listener.on_done(Completion("", "cancelled", detail="cancelled"))
 
 
 def _nothing() -> None:

@@ -54,7 +54,7 @@ def how(options: GenOptions) -> GenOptions:
 
 
 def worth(options: GenOptions) -> bool:
-    """Whether a call's request may write on: where it ends is known from its text, and nothing else is asked about it."""
+    """Whether a call's request may write on: its text alone says where it ends, and nothing else is asked."""
     plain = not options.constrained and not options.return_logprob and (options.n or 1) == 1
     return plain and bool(options.stop) and not options.ignore_eos and not options.min_tokens
 
