@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Literal
 
-from branchwise.interpreter.session import Usage
-
+from ..session import Usage
 from .errors import ServerError
 
 try:
@@ -149,7 +148,7 @@ class Client:
                 yield piece
 
     def _said(self, error: Exception, attempts: int) -> ServerError:
-        status = error.status_code if isinstance(error, openai.APIStatusError) else getattr(error, "status", None)
+        status: int | None = getattr(error, "status_code", getattr(error, "status", None))
         match error:
             case openai.APIStatusError():
                 message = f"the server answers {status}: {_own_message(error)}"
@@ -191,4 +190,4 @@ def _delay_s(error: Exception, attempt: int) -> float | None:
             return max(0.0, after_s) if after_s <= MOST_RETRY_AFTER_S else None
     elif isinstance(error, ServerError) and error.status is not None:
         return None
-    return min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2**attempt) * random.uniform(0.75, 1.0)
+    return min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**attempt) * random.uniform(0.75, 1.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from branchwise.interpreter.errors import RunError
 from branchwise.lang import LangError
+
+from ..errors import RunError
 
 
 class ServerError(RunError):

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from branchwise.interpreter.session import Completion, Delta, FinishReason, Times, TokenLogprob, Usage
-
+from ..session import Completion, Delta, FinishReason, Times, TokenLogprob, Usage
 from .errors import ServerError
 
 NO_ANSWER = "the stream ended before the text did"
@@ -125,8 +124,8 @@ def _logprobs(said: Any) -> list[TokenLogprob]:
         return []
     if (content := getattr(said, "content", None)) is not None:  # of a chat
         return [
-            TokenLogprob(None, one.token, one.logprob, tuple((top.token, top.logprob) for top in one.top_logprobs or ()))
-            for one in content
+            TokenLogprob(None, at.token, at.logprob, tuple((top.token, top.logprob) for top in at.top_logprobs or ()))
+            for at in content
         ]
     tokens, values = getattr(said, "tokens", None) or [], getattr(said, "token_logprobs", None) or []
     tops = getattr(said, "top_logprobs", None) or [None] * len(tokens)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from branchwise.interpreter.errors import Cancelled
-from branchwise.interpreter.session import Cancel, Completion, Listener, Segment, Selection, Session
 from branchwise.lang import Gen, Select, Text
 from branchwise.lang.choices import decide
 
+from ..errors import Cancelled
+from ..session import Cancel, Completion, Listener, Segment, Selection, Session
 from .asking import Prompt, check, choice_in, constrained_choice, generation, scored_choices
 from .client import Request
 from .errors import ServerError, Unsupported
