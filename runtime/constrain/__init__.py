@@ -10,6 +10,7 @@ Which engine: choices are a tree of their own (`choices.py`); a regex with a sma
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -38,6 +39,7 @@ __all__ = [
 log = logging.getLogger("branchwise")
 
 MAX_ENTRIES = 4096
+LOWEST_PRIORITY = 19
 
 ROUTE = Budget(max_seconds=0.1, max_bytes=32 << 20, max_work=150_000, max_places=2_000)
 """A regex whose automaton costs more than this to make, or to estimate, is followed instead."""
@@ -153,8 +155,8 @@ class Compiler:
         self._lock = threading.Lock()
         self._closed = False
         self._compiled: OrderedDict[Spec, Future[Constraint]] = OrderedDict()
-        self._small = ThreadPoolExecutor(max_workers=1, thread_name_prefix="branchwise-compile")
-        self._large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="branchwise-compile-large")
+        self._small = ThreadPoolExecutor(1, "branchwise-compile", _give_way)
+        self._large = ThreadPoolExecutor(1, "branchwise-compile-large", _give_way)
 
     def compile(self, spec: Spec) -> Future[Constraint]:
         """The constraint for `spec`, soon; it cannot be cancelled, as others may wait for it.
@@ -243,6 +245,12 @@ class Compiler:
                 return
             del self._compiled[spec]
             total -= held[spec]
+
+
+def _give_way() -> None:
+    """Let this thread compute when nobody else wants to, where the system can say so of a thread: steps go first."""
+    with suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def _settle(future: Future[Constraint], result: Constraint | BaseException) -> None:

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +79,23 @@ def test_023_an_open_tail_goes_on_where_the_end_is_not_wanted(engine: Engine) ->
     completion = told(run(engine, regex="The river.*", max_tokens=30, ignore_eos=True))
     assert (completion.usage.completion_tokens, completion.finish_reason) == (30, "length")
     assert completion.complete
+
+
+def test_025_an_end_that_only_the_tokenizer_names_ends_a_constraint(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    with Engine(tiny_model, num_slots=64) as engine:
+        named = next(iter(engine.tokenizer.eos_ids))
+        other = next(token for token in sorted(engine.tokenizer.special_ids) if token != named)
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": other}))
+    with Engine(folder, num_slots=512) as engine:
+        assert {named, other} <= set(engine.tokenizer.eos_ids)
+        state = run(engine, regex="[a-z]+", max_tokens=200, logit_bias={named: 100.0}, temperature=0, heal=False)
+        assert told(state).finish_reason == "stop"
+        assert len(told(state).tokens) == 1  # it is barred until there is a letter
+        assert state["x"].isalpha()
+
 
 
 def test_028_the_last_of_several_endings_is_reached(engine: Engine) -> None:
