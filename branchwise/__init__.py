@@ -68,16 +68,19 @@ __all__ = [
     "LangError",
     "ModelNotFound",
     "NoBackend",
+    "OpenAI",
     "OptionError",
     "Plan",
     "Program",
     "RunError",
     "Scripted",
     "Selection",
+    "ServerError",
     "State",
     "Trace",
     "TruncatedText",
     "UnknownVariable",
+    "Unsupported",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -103,13 +106,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from branchwise.interpreter.local import Engine
+    from branchwise.interpreter.openai import OpenAI, ServerError, Unsupported
     from branchwise.runtime import EngineError, ModelNotFound
 else:
-    # These load torch, so they are loaded when they are first used.
+    # These load torch, or the client of OpenAI, so they are loaded when they are first used.
     _LATE = {
         "Engine": "branchwise.interpreter.local",
         "EngineError": "branchwise.runtime",
         "ModelNotFound": "branchwise.runtime",
+        "OpenAI": "branchwise.interpreter.openai",
+        "ServerError": "branchwise.interpreter.openai",
+        "Unsupported": "branchwise.interpreter.openai",
     }
 
     # What programs for SGLang may say that is spelled otherwise here, or that there is not: see docs/from-sglang.md.

@@ -88,12 +88,16 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The result of a `Select`: `choices[index]`, and a score for each choice, the higher the better."""
+    """The result of a `Select`: `choices[index]`, and a score for each choice, the higher the better.
+
+    `warnings` say so where it was not chosen by the rule that was asked for.
+    """
 
     choice: str
     index: int
     scores: tuple[float, ...]
     usage: Usage = Usage()
+    warnings: tuple[str, ...] = ()
 
 
 R_contra = TypeVar("R_contra", contravariant=True)
