@@ -57,7 +57,9 @@ class Engine(runtime.Engine):
         return LocalSession(self, (), TokenStream(), (), plain=False)
 
     def prepare(self, gen: Gen) -> None:
-        """Begin to compile what constrains `gen`."""
+        """Begin to compile what constrains `gen`, if something does."""
+        if not gen.options.constrained:
+            return
         with suppress(runtime.EngineClosed):  # said again, and heard, when it is asked for
             self.compile(generate_params(gen))
 
