@@ -136,9 +136,12 @@ class Engine:
             policy=self.config.policy,
             tiers=self._tiers,
         )
+        attention, cost_model = attention_for(net, pool)
+        self.attention_name: str = type(attention).__name__.removesuffix("Attention").lower()
         self._loop = StepLoop(
             net,
-            *attention_for(net, pool),
+            attention,
+            cost_model,
             pool,
             scheduler,
             self.tokenizer.eos_ids,
