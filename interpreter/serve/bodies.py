@@ -6,9 +6,12 @@ asks for would silently not be done; fields that change nothing about the text a
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Ids = list[Annotated[int, Field(ge=0, lt=1 << 31)]]
@@ -16,7 +19,30 @@ Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 
 
-class Strict(BaseModel):
+class WellFormed(BaseModel):
+    """A body in which all text is text."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_text(cls, value: Any) -> Any:
+        if not _is_text(value):
+            raise ValueError("a text has half a character in it (a surrogate without its other half)")
+        return value
+
+
+def _is_text(value: Any) -> bool:
+    match value:
+        case str():
+            return value.isascii() or not _SURROGATE.search(value)
+        case list():
+            return all(map(_is_text, value))
+        case dict():
+            return all(map(_is_text, value)) and all(map(_is_text, value.values()))
+        case _:
+            return True
+
+
+class Strict(WellFormed):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 

@@ -16,7 +16,7 @@ from .bodies import ChatBody
 from .config import ServeConfig
 from .errors import ApiError
 from .job import Done, Job, Piece, Prompt
-from .shapes import FINISH, chat_logprobs, checked, usage_of
+from .shapes import chat_logprobs, checked, finish_of, usage_of
 from .toolcalls import MOST_CALLS, Form, Wanted, arguments_fit, call_in, form_of, schema_of, wanted
 from .turns import session_of
 
@@ -42,7 +42,7 @@ class Turn:
 
     @property
     def finish(self) -> str:
-        return "tool_calls" if self.calls else FINISH[self.results[-1].finish_reason]
+        return "tool_calls" if self.calls else finish_of(self.results[-1])
 
 
 async def read(body: ChatBody, engine: Engine, config: ServeConfig, caller: Caller) -> Asked:
@@ -164,8 +164,8 @@ async def _turn_with_tools(
     free = params
     if marker:
         free = replace(params, stop=(*params.stop, marker), stop_token_ids=(*params.stop_token_ids, *ids))
-    held = replace(params, json_schema=schema_of(asked.tools.tools, form), heal=False, return_logprob=False,
-                   top_logprobs=0, stop=(), stop_regex=(), min_tokens=0)  # fmt: skip
+    held = replace(params, json_schema=schema_of(asked.tools.tools, form), regex=None, heal=False,
+                   return_logprob=False, top_logprobs=0, stop=(), stop_regex=(), min_tokens=0)  # fmt: skip
     plain_bytes, text, left = asked.prompt.plain_bytes, "", params.max_tokens
     calls: list[dict[str, Any]] = []
     results: list[runtime.Result] = []

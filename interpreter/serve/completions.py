@@ -16,7 +16,7 @@ from .bodies import CompletionBody
 from .config import ServeConfig
 from .errors import ApiError
 from .job import Done, Job, Piece, Prompt
-from .shapes import FINISH, checked, completion_logprobs, usage_of
+from .shapes import checked, completion_logprobs, finish_of, usage_of
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
@@ -125,7 +125,7 @@ def _shown(
     return {
         "text": text,
         "logprobs": _logprobs(asked, engine, prompt, told) if asked.logprobs else None,
-        "finish_reason": "length" if asked.silent else FINISH[result.finish_reason],
+        "finish_reason": "length" if asked.silent else finish_of(result),
         "stop_reason": None if asked.silent else result.detail,
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
 from socket import socket
 
 import uvicorn
@@ -34,5 +36,7 @@ def run(app: FastAPI, engine: Engine, *, host: str, port: int, grace_s: float) -
         timeout_graceful_shutdown=max(1, round(grace_s)),
     )  # fmt: skip
     server = Announcing(config, engine)
-    server.run()
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the server raises the signal that ended it once more, at its end
+    with suppress(KeyboardInterrupt):
+        server.run()
     return 0 if server.started else 1

@@ -22,11 +22,11 @@ from branchwise import runtime
 
 from ..local import Engine
 from .asking import Caller, params_of
-from .bodies import Ids, JsonSchemaFormat, ResponseFormat, Sampling
+from .bodies import Ids, JsonSchemaFormat, ResponseFormat, Sampling, WellFormed
 from .errors import ApiError
 from .job import Done, Job, Piece, Prompt
 from .server import Server, caller_of, gone, streamed
-from .shapes import checked
+from .shapes import checked, finish_of
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's."""
@@ -43,7 +43,7 @@ Option = bool | list[bool] | None
 Number = int | list[int] | None
 
 
-class GenerateBody(BaseModel):
+class GenerateBody(WellFormed):
     """A request for `/generate`."""
 
     model_config = ConfigDict(extra="allow")
@@ -291,10 +291,10 @@ def _told(asked: Asked, engine: Engine, result: runtime.Result) -> dict[str, Any
 
 
 def _finish(result: runtime.Result) -> dict[str, Any]:
-    match result.finish_reason:
+    match finish_of(result):
         case "length":
             return {"type": "length", "length": len(result.tokens)}
-        case "cancelled":
+        case "abort":
             return {"type": "abort", "message": "the request was aborted"}
         case _:
             matched: Any = result.detail

@@ -11,7 +11,12 @@ from ..session import Completion, TokenLogprob
 from .errors import ApiError
 from .job import Prompt
 
-FINISH = {"stop": "stop", "length": "length", "cancelled": "abort"}
+
+def finish_of(result: runtime.Result) -> str:
+    """Why a text ended, in OpenAI's words; "abort" is for those that somebody stopped."""
+    if result.finish_reason == "cancelled":
+        return "length" if result.detail == "timeout" else "abort"
+    return result.finish_reason
 
 
 def usage_of(prompts: Sequence[Prompt], results: Sequence[runtime.Result]) -> dict[str, Any]:
