@@ -6,6 +6,7 @@ here are taken and left alone, as routers add their own.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import secrets
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 import branchwise
 from branchwise import runtime
+from branchwise.runtime.models import resolve
 
 from ..local import Engine
 from .asking import Caller, params_of
@@ -166,7 +168,7 @@ def router(server: Server) -> APIRouter:
     async def model_info() -> dict[str, Any]:
         return {
             "model_path": engine.name,
-            "tokenizer_path": engine.name,
+            "tokenizer_path": str(resolve(engine.name)),
             "served_model_name": server.config.served_name or engine.name,
             "is_generation": True,
             "preferred_sampling_params": None,
@@ -241,6 +243,8 @@ def _read_one(
     more: dict[str, Any] = {"heal": False, "min_tokens": sampling.get("min_new_tokens")}
     if logprobs:
         more |= {"return_logprob": True, "top_logprobs": top}
+        if start is None and limit == 0:
+            start = 0  # nothing else can be meant
         if start is not None and start >= 0:
             more["logprob_start_len"] = start
     asked = Sampling.model_validate(
@@ -276,8 +280,8 @@ def _told(asked: Asked, engine: Engine, result: runtime.Result) -> dict[str, Any
             return engine.tokenizer.decode([token]) if asked.spelled else None
 
         before, after = result.prompt_logprobs or (), () if silent else result.logprobs or ()
-        first = len(asked.prompt.tokens) - len(before) - 1  # nothing says how likely the first token is
-        lead = asked.prompt.tokens[first] if before and first == 0 else None
+        first = result.prompt_logprobs is not None and asked.prompt.params.logprob_start == 0
+        lead = asked.prompt.tokens[0] if first else None  # nothing says how likely that one is
         meta["input_token_logprobs"] = ([] if lead is None else [[None, lead, text(lead)]]) + [
             [one.logprob, one.token, text(one.token)] for one in before
         ]
@@ -300,8 +304,8 @@ def _finish(result: runtime.Result) -> dict[str, Any]:
             matched: Any = result.detail
             if result.detail == "eos" and result.tokens:
                 matched = result.tokens[-1]
-            elif result.detail[:1] in "'\"":
-                matched = result.detail[1:-1]
+            elif result.detail[:1] in ("'", '"'):
+                matched = ast.literal_eval(result.detail)
             return {"type": "stop", "matched": matched}
 
 
