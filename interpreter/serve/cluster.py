@@ -24,7 +24,7 @@ from branchwise.lang import OptionError
 
 from .config import ServeConfig
 from .errors import ApiError
-from .prefixes import Prefixes, text_of
+from .prefixes import IMBALANCE, Prefixes, text_of
 
 RAY: Any = ray
 SERVE: Any = serve
@@ -38,9 +38,6 @@ MOST_REQUESTS = 1 << 14
 
 ATTEMPTS = 3
 """How many replicas are asked at most, if those before ended and had said nothing."""
-
-IMBALANCE = 16
-"""So many texts more may run on a replica than on the least loaded, for the sake of what it knows."""
 
 
 class PrefixRouter(RequestRouter):

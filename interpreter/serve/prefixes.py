@@ -21,6 +21,10 @@ MOST_BLOCKS = 1 << 18
 """So many are remembered: beginnings of 32 million characters."""
 
 
+IMBALANCE = 8
+"""So many texts more may run on a server than on the least loaded, for the sake of what it knows."""
+
+
 class Prefixes(Generic[T]):
     """Beginnings of texts, and which server got them last."""
 

@@ -60,9 +60,9 @@ def _serve_replicas(options: argparse.Namespace, given: dict[str, Any], config: 
         print(f'branchwise: error: {error}. Write: pip install "branchwise[cluster]"', file=sys.stderr)
         return 1
     stopped = Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
     cluster.start(options.address, host=options.host, port=options.port)
+    for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has set its own, which abort
+        signal.signal(number, lambda *_: stopped.set())
     try:
         cluster.deploy(
             options.model, given, config, replicas=options.replicas, cpus=options.cpus_per_replica,
