@@ -30,6 +30,9 @@ from .server import Server
 
 log = logging.getLogger("branchwise.serve")
 
+TEXT_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
+"""What asks for texts: refused before it is read, if there is no room."""
+
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """What is answered without a key."""
 
@@ -102,6 +105,10 @@ class _Edge:
                 length = headers.get("content-length", "0")
                 if length.isdecimal() and int(length) > server.config.max_body_bytes:
                     raise ApiError(413, f"the request has more than {server.config.max_body_bytes} bytes")
+                if scope["path"] in TEXT_PATHS and server.gate.is_full:
+                    while (await sized_receive()).get("more_body"):
+                        pass
+                    raise server.gate.refusal()
             except ApiError as error:
                 await _error_response(error)(scope, receive, identified_send)
                 return

@@ -27,7 +27,7 @@ from .bodies import Ids, JsonSchemaFormat, ResponseFormat, Sampling, WellFormed
 from .config import VERSION
 from .errors import ApiError
 from .job import Done, Job, Piece, Prompt
-from .server import Server, caller_of, gone, streamed
+from .server import Server, caller_of, gone, is_large, streamed
 from .shapes import checked, finish_of
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -130,7 +130,9 @@ def router(server: Server) -> APIRouter:
     @routes.post("/generate", response_model=None)
     @routes.put("/generate", response_model=None, include_in_schema=False)
     async def generate(body: GenerateBody, request: Request) -> Any:
-        asked = await asyncio.to_thread(_read, body, server, caller_of(request))
+        who = caller_of(request)
+        large = is_large(request)
+        asked = await asyncio.to_thread(_read, body, server, who) if large else _read(body, server, who)
         count = sum(one.prompt.n for one in asked)
         given = body.input_ids if body.text is None else body.text
         many = (isinstance(given, list) and not _is_ids(given)) or count > 1
@@ -141,7 +143,7 @@ def router(server: Server) -> APIRouter:
             async for piece in pieces(asked, True, gone(request)):
                 told[piece.pop("index")] = piece
         answers = [told[index] for index in range(count)]
-        return answers if many else answers[0]
+        return JSONResponse(answers if many else answers[0])
 
     @routes.post("/abort_request", response_model=None)
     async def abort_request(body: AbortBody) -> Response:
