@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import html
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from .tree import Node, RadixTree
@@ -18,6 +20,7 @@ ROW, BOX, GAP, MARGIN, LETTER = 38, 28, 34, 14, 7.3  # pixels
 ROOT_WIDTH = 46
 VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 """Control characters as their symbols: XML has no way to say them."""
+CONTROL = re.compile(r"<\|[\w-]{1,40}\|>")
 STYLE = """
 .bw-tree{--ink:#1f2328;--faint:#6e7781;--line:#c4cbd3;--paper:#fff;--protected:#ffdf8a;--pinned:#a5d8cf;
 --evictable:#dbe7f6;--gone:#f3f4f6;--edge:#8aa4c4;color:var(--ink);font:12px ui-monospace,Menlo,Consolas,monospace}
@@ -104,6 +107,27 @@ class TreePicture:
         tokens = sum(box.num_tokens for box in self.boxes)
         return f"{tokens} tokens in {nodes} nodes; {self.free_slots} of {self.num_slots} slots are free"
 
+    def joined(self) -> TreePicture:
+        """Nodes that follow each other without a branch, kept and used alike, as one: it is named as the last of them.
+
+        Where answers are given again, token by token, they leave such chains.
+        """
+        children = Counter(box.parent for box in self.boxes)
+        whole = dict[str, Box]()  # by the key of its last node so far; parents come before their children
+        for box in self.boxes:
+            above = whole.get(box.parent or "")
+            if above is not None and children[box.parent] == 1 and _alike(above, box):
+                del whole[above.key]
+                box = replace(
+                    box,
+                    parent=above.parent,
+                    text=above.text + box.text,
+                    num_tokens=above.num_tokens + box.num_tokens,
+                    slots=f"{above.slots}, {box.slots}",
+                )
+            whole[box.key] = box
+        return replace(self, boxes=tuple(whole.values()))
+
     def places(self) -> dict[str, Place]:
         """Where each box stands, by its key: a leaf has a row of its own, a parent the middle of its children's."""
         children: dict[str | None, list[Box]] = {}
@@ -154,6 +178,13 @@ class TreePicture:
             )
 
 
+def _alike(above: Box, below: Box) -> bool:
+    """Whether nothing but where they end tells two nodes apart."""
+    return above.parent is not None and (above.kept_by, above.locks, above.pins, above.hits) == (
+        below.kept_by, below.locks, below.pins, below.hits
+    )  # fmt: skip
+
+
 LEGEND = {"protected": "in use", "pinned": "pinned", "evictable": "cached, may be evicted"}
 
 
@@ -188,8 +219,8 @@ def curve(above: Place, below: Place) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` on one line, its middle left out where it is longer than `most`."""
-    line = text.strip(" ").replace("\n", "↵")
+    """`text` on one line, its middle left out where it is longer than `most`; a control token like <|end|> is a ◆."""
+    line = CONTROL.sub("◆", text).strip(" ").replace("\n", "↵")
     half = (most - 1) // 2
     return line if len(line) <= most else f"{line[: most - 1 - half]}…{line[len(line) - half :] if half else ''}"
 

@@ -71,6 +71,22 @@ def test_a_box_keeps_its_name_when_its_parent_is_split(engine: Engine) -> None:
     assert before <= {box.key for box in engine.tree.boxes}
 
 
+def test_chains_that_are_used_alike_are_joined_and_nothing_of_them_is_lost(engine: Engine) -> None:
+    for prompt in ("The river runs past", "The river is deep"):
+        for _ in range(2):
+            say(engine, prompt)
+    tree = engine.tree
+    joined = tree.joined()
+    assert len(joined.boxes) < len(tree.boxes)
+    assert joined.summary.split(" tokens")[0] == tree.summary.split(" tokens")[0]
+    keys = {box.key: box for box in joined.boxes}
+    assert all(box.parent is None or box.parent in keys for box in joined.boxes)
+    parents = [box.parent for box in joined.boxes]
+    for box in joined.boxes:
+        if box.parent is not None and parents.count(box.parent) == 1 and keys[box.parent].parent is not None:
+            assert (box.hits, box.locks) != (keys[box.parent].hits, keys[box.parent].locks)
+
+
 def test_hostile_text_is_no_markup_in_a_picture() -> None:
     picture = TreePicture((box("r", None, HOSTILE), box("a", "r", HOSTILE)), 10, 4)
     svg = ET.fromstring(picture.svg())
