@@ -42,7 +42,10 @@ EXTRACTED = (
     "Text: Ada Lovelace, born in 1815, was a mathematician.\n"
     'JSON: {"name": "Ada Lovelace", "born": 1815, "profession": "mathematician"}\n\n'
 )
-TEXTS = ["Jane Austen, born in 1775, wrote six novels.", "Marie Curie was a physicist. She was born in 1867 in Warsaw."]
+TEXTS = [
+    "In 1879 the physicist Albert Einstein was born.",
+    "Marie Curie was a physicist. She was born in 1867 in Warsaw.",
+]
 
 
 @dataclass

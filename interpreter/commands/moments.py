@@ -65,7 +65,7 @@ def moments_of() -> list[Moment]:
         Moment("An empty cache", "Nothing was asked yet.", lambda _: None),
         Moment(
             "A first chat",
-            "System turn and question are one edge, the answer hangs below.",
+            "System turn, question and answer are one path.",
             begin("first", "What is bread made of?"),
         ),
         Moment(

@@ -19,11 +19,13 @@ from .opening import open_engine
 
 def run(options: Namespace) -> int:
     console = Console(highlight=False)
-    with open_engine(Engine, options.model, num_slots=NUM_SLOTS) as engine, engine.record() as film:
+    with open_engine(Engine, options.model, num_slots=NUM_SLOTS) as engine:
+        film = engine.record()
         before, last = engine.stats, engine.tree
         for number, moment in enumerate(moments_of(), 1):
-            film.chapter(f"{number}  {moment.title}")
-            moment.happens(engine)
+            film.chapter(f"{number}  {moment.title}", moment.says)
+            with film:
+                moment.happens(engine)
             _print(console, f"{number}  {moment.title}. ", moment.says, engine.tree, last, engine.stats.since(before))
             before, last = engine.stats, engine.tree
     console.print(Text.assemble(*((f"■ {said}  ", KEPT[kept]) for kept, said in LEGEND.items())))

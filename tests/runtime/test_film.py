@@ -150,7 +150,9 @@ console.error=(...said)=>errors.push(said.join(" "));
 addEventListener("load",()=>{document.getElementById("play").click();
  setTimeout(()=>{const time=document.getElementById("time"),at=time.value;time.value=time.max;
   time.dispatchEvent(new Event("input"));
-  document.title=JSON.stringify({errors,at,boxes:document.querySelectorAll("#stage svg>g").length})},3000)});
+  document.title=JSON.stringify({errors,at,boxes:document.querySelectorAll("#stage svg>g>g").length,
+   title:document.querySelector("#stage g g title").textContent,
+   note:document.getElementById("note").textContent})},3000)});
 </script>"""
 
 
@@ -161,7 +163,7 @@ def test_a_browser_plays_the_film(engine: Engine, tmp_path: Path) -> None:
         pytest.skip("needs a Chromium on the PATH")
     with engine.record() as film:
         say(engine, "The river runs")
-        film.chapter("Another")
+        film.chapter("Another", "It splits the edge.")
         say(engine, "The river is deep")
     page = tmp_path / "film.html"
     page.write_text(film.html().replace("<title>", PROBE + "<title>", 1), encoding="utf-8")
@@ -173,4 +175,6 @@ def test_a_browser_plays_the_film(engine: Engine, tmp_path: Path) -> None:
     seen = json.loads(title[1])
     assert seen["errors"] == []
     assert int(seen["at"]) > 0
-    assert seen["boxes"] == 1 + len(film.frames[-1].picture.boxes)  # and the group of the lines
+    assert seen["boxes"] == len(film.frames[-1].picture.boxes)
+    assert seen["title"] == "root"
+    assert seen["note"] == "It splits the edge."
