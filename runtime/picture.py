@@ -10,7 +10,7 @@ import html
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -192,9 +192,8 @@ def picture(tree: RadixTree, spell: Callable[[Sequence[int]], str]) -> TreePictu
     """The tree now. On the engine's thread only; `spell` makes text of tokens."""
     boxes = list[Box]()
     for root in tree.roots():
-        digest = blake2b(repr(root.namespace).encode(), digest_size=8)
-        name = "root" if root.namespace is None else f"root of {root.namespace!r}"
-        boxes.append(Box(digest.hexdigest(), None, name, 0, "root"))
+        digest = _digest(root.namespace)
+        boxes.append(_root(root.namespace))
         stack: list[tuple[Node, str, blake2b]] = [(c, boxes[-1].key, digest) for c in [*root.children.values()][::-1]]
         while stack:
             node, parent, above = stack.pop()
@@ -208,7 +207,16 @@ def picture(tree: RadixTree, spell: Callable[[Sequence[int]], str]) -> TreePictu
                 )
             )  # fmt: skip
             stack += [(child, key, digest) for child in [*node.children.values()][::-1]]
-    return TreePicture(tuple(boxes), tree.pool.num_slots, tree.pool.num_free)
+    return TreePicture(tuple(boxes or [_root(None)]), tree.pool.num_slots, tree.pool.num_free)
+
+
+def _digest(namespace: Hashable) -> blake2b:
+    return blake2b(repr(namespace).encode(), digest_size=8)
+
+
+def _root(namespace: Hashable) -> Box:
+    name = "root" if namespace is None else f"root of {namespace!r}"
+    return Box(_digest(namespace).hexdigest(), None, name, 0, "root")
 
 
 def curve(above: Place, below: Place) -> str:

@@ -55,6 +55,13 @@ def test_the_picture_has_every_node(engine: Engine) -> None:
     assert [group.findtext(f"{SVG}title") for group in groups] == [box.hover.translate(VISIBLE) for box in tree.boxes]
 
 
+def test_an_empty_cache_is_a_root_that_stays_the_same_box(engine: Engine) -> None:
+    (root,) = engine.tree.boxes
+    ET.fromstring(engine.tree.svg())
+    say(engine, "The river runs")
+    assert engine.tree.boxes[0] == root
+
+
 def test_boxes_do_not_overlap(engine: Engine) -> None:
     for prompt in ("The river runs", "The river is deep", "The mill", "To be, or not to be"):
         say(engine, prompt, n=3, temperature=1, seed=1)
