@@ -90,9 +90,10 @@ class Film:
 
 def _as_data(frame: Frame) -> dict[str, Any]:
     """A frame for the page: each box with its place, its words and the line that leads to it."""
-    places = frame.picture.places()
+    drawn = frame.picture.joined()
+    places = drawn.places()
     boxes = {}
-    for box in frame.picture.boxes:
+    for box in drawn.boxes:
         at = places[box.key]
         line = curve(places[box.parent], at) if box.parent is not None else ""
         boxes[box.key] = [at.x, at.y, at.width, at.label, box.kept_by, box.hover, box.num_tokens, line]

@@ -76,6 +76,7 @@ addEventListener("keydown",e=>{if(e.target.tagName==="INPUT"||e.target.tagName==
 frames.forEach((f,i)=>{if(f.chapter&&(i===0||frames[i-1].chapter!==f.chapter)){const b=document.createElement("button");
  b.textContent=f.chapter;let last=i;while(last+1<frames.length&&frames[last+1].chapter===f.chapter)last++;
  b.onclick=()=>{pause();draw(last)};$("chapters").append(b)}});
-draw(0);
+const opened=$("chapters").children[location.hash.slice(1)-1];
+if(opened)opened.onclick();else draw(0);
 </script></body></html>
 """

@@ -108,25 +108,29 @@ class TreePicture:
         return f"{tokens} tokens in {nodes} nodes; {self.free_slots} of {self.num_slots} slots are free"
 
     def joined(self) -> TreePicture:
-        """Nodes that follow each other without a branch, kept and used alike, as one: it is named as the last of them.
+        """Nodes of one token that follow each other without a branch, used alike, as one, named as the last of them.
 
-        Where answers are given again, token by token, they leave such chains.
+        Where an answer is given again, token by token, it leaves such a chain.
         """
         children = Counter(box.parent for box in self.boxes)
-        whole = dict[str, Box]()  # by the key of its last node so far; parents come before their children
-        for box in self.boxes:
-            above = whole.get(box.parent or "")
-            if above is not None and children[box.parent] == 1 and _alike(above, box):
-                del whole[above.key]
+        chains = dict[str, Box]()  # by the key of the last node so far: what begins or goes on there
+        drawn = dict[str, Box]()
+        for box in self.boxes:  # parents come before their children
+            above = chains.get(box.parent or "")
+            if box.num_tokens == 1 and above is not None and children[box.parent] == 1 and _alike(above, box):
+                del drawn[above.key]
                 box = replace(
                     box,
                     parent=above.parent,
                     text=above.text + box.text,
-                    num_tokens=above.num_tokens + box.num_tokens,
+                    num_tokens=above.num_tokens + 1,
                     slots=f"{above.slots}, {box.slots}",
                 )
-            whole[box.key] = box
-        return replace(self, boxes=tuple(whole.values()))
+                chains[box.key] = box
+            elif box.num_tokens == 1:
+                chains[box.key] = box
+            drawn[box.key] = box
+        return replace(self, boxes=tuple(drawn.values()))
 
     def places(self) -> dict[str, Place]:
         """Where each box stands, by its key: a leaf has a row of its own, a parent the middle of its children's."""
@@ -151,11 +155,12 @@ class TreePicture:
         }
 
     def svg(self, *, styled: bool = True) -> str:
-        """The picture; `styled` with its own style sheet, as a file of its own needs."""
-        places = self.places()
+        """The picture, chains `joined`; `styled` with its own style sheet, as a file of its own needs."""
+        drawn = self.joined()
+        places = drawn.places()
         width = max(place.x + place.width for place in places.values()) + MARGIN
         height = max(place.y for place in places.values()) + BOX + MARGIN
-        parts = list(self._drawn(places))
+        parts = list(drawn._drawn(places))
         style = f"<style>{STYLE}</style>" if styled else ""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="bw-tree" role="img" aria-label="{self.summary}" '
@@ -180,9 +185,7 @@ class TreePicture:
 
 def _alike(above: Box, below: Box) -> bool:
     """Whether nothing but where they end tells two nodes apart."""
-    return above.parent is not None and (above.kept_by, above.locks, above.pins, above.hits) == (
-        below.kept_by, below.locks, below.pins, below.hits
-    )  # fmt: skip
+    return (above.kept_by, above.locks, above.pins, above.hits) == (below.kept_by, below.locks, below.pins, below.hits)
 
 
 LEGEND = {"protected": "in use", "pinned": "pinned", "evictable": "cached, may be evicted"}

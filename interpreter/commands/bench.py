@@ -95,7 +95,8 @@ def run(options: Namespace) -> int:
         print(json.dumps([asdict(one) for one in found], indent=2))
     else:
         console.print(_table(found))
-        console.print(f"{engine!r}; median of {REPEATS} runs from an empty cache", style="dim")
+        console.print("alone: each call computes all of its prompt, as if there were no cache", style="dim")
+        console.print(f"{engine!r}; median of {REPEATS} runs", style="dim")
     return 0 if all(one.same_answers for one in found) else 1
 
 

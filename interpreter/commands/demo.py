@@ -43,7 +43,7 @@ EXTRACTED = (
     'JSON: {"name": "Ada Lovelace", "born": 1815, "profession": "mathematician"}\n\n'
 )
 TEXTS = [
-    "In 1879 the physicist Albert Einstein was born.",
+    "The painter Frida Kahlo was born in 1907.",
     "Marie Curie was a physicist. She was born in 1867 in Warsaw.",
 ]
 

@@ -65,7 +65,7 @@ def moments_of() -> list[Moment]:
         Moment("An empty cache", "Nothing was asked yet.", lambda _: None),
         Moment(
             "A first chat",
-            "System turn, question and answer are one path.",
+            "System turn and question are one node, the answer is another below it.",
             begin("first", "What is bread made of?"),
         ),
         Moment(
