@@ -53,7 +53,7 @@ font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asia
 </style>
 <defs><clipPath id="{unique_id}-clip-terminal"><rect width="{terminal_width}" height="{terminal_height}"/></clipPath>
 {lines}</defs>
-<rect fill="#ffffff" stroke="#d0d7de" x="1" y="1" width="{terminal_width}" height="{terminal_height}" rx="8"/>
+<rect fill="#ffffff" stroke="#d0d7de" x="1" y="1" style="width:calc(100% - 2px);height:calc(100% - 2px)" rx="8"/>
 <g transform="translate(10, 8)" clip-path="url(#{unique_id}-clip-terminal)">
 {backgrounds}<g class="{unique_id}-matrix">{matrix}</g></g>
 </svg>
@@ -104,10 +104,10 @@ def _states() -> None:
         demo.facts.run("Japan", backend=engine)
         state = demo.facts.run("Chile", return_logprob=True, top_logprobs=3, backend=engine)
         person = demo.extract.run(demo.TEXTS[1], backend=engine)
-        for name, shown, height in (("state", state, 225), ("object", person, 180)):
+        for name, shown, height in (("state", state, 240), ("object", person, 180)):
             page = IMAGES / f"{name}.html"
             page.write_text(f'<meta charset="utf-8"><body style="margin:14px">{shown._repr_html_()}', encoding="utf-8")
-            _shot(browser, page.as_uri(), IMAGES / f"{name}.png", 940, height)
+            _shot(browser, page.as_uri(), IMAGES / f"{name}.png", 1040, height)
             page.unlink()
     _shot(browser, f"{(IMAGES / 'evolution.html').as_uri()}#6", IMAGES / "film.png", 1180, 520)
 
