@@ -1,4 +1,6 @@
-"""Makes the pictures of README and docs, and docs/examples.md, from what the programs do: `python docs/pictures.py`.
+"""Makes the pictures of README and docs, and docs/examples.md, from what the programs do.
+
+`python docs/pictures.py` makes all of them, `python docs/pictures.py examples` that page alone.
 
 Pictures of the cache are the engine's own SVG, pictures of the terminal are what the commands print, as rich draws it.
 Needs the demo model, and for the screenshots of pages a Chromium on the PATH (without one those stay as they are).
@@ -63,6 +65,9 @@ font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asia
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
+    if "examples" in sys.argv[1:]:
+        _write_examples()
+        return
     for name, width, command in (
         ("demo", 92, ["demo"]),
         ("tree", 92, ["tree", "--film", str(IMAGES / "evolution.html")]),
@@ -126,6 +131,7 @@ def _write_examples() -> None:
     with Engine("smollm2-135m", num_slots=8192) as engine:
         for name in names_in_order():
             module = importlib.import_module(name)
+            engine.reset_cache()
             with redirect_stdout(io.StringIO()) as printed:
                 module.main(engine)
             title = name.replace("_", " ").capitalize()

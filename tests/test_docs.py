@@ -25,7 +25,7 @@ def test_programs_of_a_page_print_what_the_page_says(
     blocks = re.findall(r"```python\n(.*?)```\n+(?:```text\n(.*?)```)?", (DOCS / page).read_text(), re.DOTALL)
     assert blocks
     for program, printed in blocks:
-        exec(compile(program, "example.py", "exec"), names)
+        exec(compile(program, "example.py", "exec", dont_inherit=True), names)
         assert capsys.readouterr().out == printed, program
     set_default_backend(None)
     names["engine"].close()  # type: ignore[attr-defined]  # an Engine

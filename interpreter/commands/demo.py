@@ -43,7 +43,7 @@ EXTRACTED = (
     'JSON: {"name": "Ada Lovelace", "born": 1815, "profession": "mathematician"}\n\n'
 )
 TEXTS = [
-    "The painter Frida Kahlo was born in 1907.",
+    "Alan Turing, born in 1912, was a computer scientist.",
     "Marie Curie was a physicist. She was born in 1867 in Warsaw.",
 ]
 
