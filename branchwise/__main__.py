@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TypeAlias
 
 import branchwise
+from branchwise.interpreter.serve import command as serve
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """What add_subparsers() gives; argparse has no public name for it."""
@@ -28,6 +29,8 @@ Exit codes: 0 done, 1 failed, 2 wrong argument, 130 interrupted. NO_COLOR is res
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, or 1 if it failed. A wrong argument exits with 2 at once."""
     options = _parser().parse_args(arguments)
+    if options.command == "serve":
+        return serve.serve(options)
     try:
         # Loaded by name, so that --help and --version answer without loading what an engine needs.
         perform = import_module("branchwise.interpreter.commands").perform
@@ -52,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_tree(commands)
     _add_bench(commands)
+    serve.add_parser(commands)
     _add_models(commands)
     return parser
 

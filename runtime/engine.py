@@ -13,6 +13,7 @@ import logging
 import operator
 import os
 import random
+import re
 import sys
 import time
 import weakref
@@ -136,9 +137,12 @@ class Engine:
             policy=self.config.policy,
             tiers=self._tiers,
         )
+        attention, cost_model = attention_for(net, pool)
+        self.attention_name: str = type(attention).__name__.removesuffix("Attention").lower()
         self._loop = StepLoop(
             net,
-            *attention_for(net, pool),
+            attention,
+            cost_model,
             pool,
             scheduler,
             self.tokenizer.eos_ids,
@@ -404,6 +408,8 @@ class Engine:
     def prompt_tokens(self, prompt: str | Sequence[int]) -> array[int]:
         """The ids of a prompt: text is encoded as the start of a conversation, ids are checked."""
         if isinstance(prompt, str):
+            if not prompt.isascii() and re.search("[\ud800-\udfff]", prompt):
+                raise RequestError("the prompt has half a character in it: a surrogate without its other half.")
             return array("i", self.tokenizer.encode(prompt, at_start=True, control=True))
         return self._checked(prompt)
 
