@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from branchwise.interpreter.commands.moments import NUM_SLOTS, moments_of
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"
 EXAMPLES = DOCS.parent / "examples"
+WIDTH = 92  # characters
 PAPER = TerminalTheme(
     (255, 255, 255),
     (36, 41, 47),
@@ -64,28 +66,26 @@ font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asia
 
 
 def main() -> None:
+    makers: dict[str, Callable[[], None]] = {
+        "demo": lambda: _terminal("demo", ["demo"]),
+        "tree": lambda: _terminal("tree", ["tree", "--film", str(IMAGES / "evolution.html")]),
+        "bench": lambda: _terminal("bench", ["bench"]),
+        "moments": _moments,
+        "screenshots": _screenshots,
+        "examples": _write_examples,
+    }
     IMAGES.mkdir(exist_ok=True)
-    if "examples" in sys.argv[1:]:
-        _write_examples()
-        return
-    for name, width, command in (
-        ("demo", 92, ["demo"]),
-        ("tree", 92, ["tree", "--film", str(IMAGES / "evolution.html")]),
-        ("bench", 92, ["bench"]),
-    ):
-        _terminal(name, width, command)
-    _moments()
-    _states()
-    _write_examples()
+    for name in sys.argv[1:] or makers:
+        makers[name]()
 
 
-def _terminal(name: str, width: int, command: list[str]) -> None:
-    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(width)}
+def _terminal(name: str, command: list[str]) -> None:
+    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(WIDTH)}
     line = [sys.executable, "-m", "branchwise", *command]
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
     printed = done.stdout.replace(f"{DOCS}/", "docs/")
     shown = Text.assemble(("$ ", "dim"), (f"branchwise {' '.join(command)}".replace(f"{DOCS}/", "docs/"), "bold"), "\n")
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(shown, Text.from_ansi(printed), sep="")
     svg = console.export_svg(title="", theme=PAPER, code_format=FRAME, unique_id=f"bw-{name}")
     (IMAGES / f"{name}.svg").write_text(svg, encoding="utf-8")
@@ -99,7 +99,7 @@ def _moments() -> None:
             (IMAGES / f"moment-{number}.svg").write_text(engine.tree.svg(), encoding="utf-8")
 
 
-def _states() -> None:
+def _screenshots() -> None:
     """Screenshots of states as a notebook shows them, and of the film, by a browser."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 import time
 from argparse import Namespace
 from array import array
@@ -24,6 +23,8 @@ from .demo import QUESTIONS, SHOWN, answer
 from .opening import open_engine
 
 REPEATS = 3
+"""Of which the fastest counts: what else the machine does makes a run slower, never faster."""
+
 TIPS = ["sleep", "food", "sport", "friends", "work", "light", "water", "rest"]
 
 
@@ -96,7 +97,7 @@ def run(options: Namespace) -> int:
     else:
         console.print(_table(found))
         console.print("alone: each call computes all of its prompt, as if there were no cache", style="dim")
-        console.print(f"{engine!r}; median of {REPEATS} runs", style="dim")
+        console.print(f"{engine!r}; the fastest of {REPEATS} runs", style="dim")
     return 0 if all(one.same_answers for one in found) else 1
 
 
@@ -113,9 +114,8 @@ def _measured(engine: Comparing, name: str, program: Program[State]) -> Measured
         spent = engine.stats.since(before)
         tokens[sharing] = spent.computed_tokens + spent.repeated_rows
     engine.sharing = True
-    middle = {sharing: statistics.median(times) for sharing, times in seconds.items()}
     same = all(one == answers[0] for one in answers)
-    return Measured(name, middle[True], middle[False], tokens[True], tokens[False], same)
+    return Measured(name, min(seconds[True]), min(seconds[False]), tokens[True], tokens[False], same)
 
 
 def _table(found: list[Measured]) -> Table:
