@@ -55,7 +55,7 @@ bench-hits: $(VENV)/.installed
 # The site of the documents, into build/site. Its pictures are made by `python docs/pictures.py`.
 docs: $(VENV)/.installed
 	$(PIP) --editable '.[docs]'
-	$(VENV)/bin/mkdocs build --quiet --config-file docs/website/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --config-file docs/website/mkdocs.yml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
