@@ -28,7 +28,8 @@ QUESTIONS = [
 
 
 def passages(folder: Path) -> list[str]:
-    return [p.strip() for file in sorted(folder.glob("*.txt")) for p in file.read_text(encoding="utf-8").split("\n\n")[1:]]
+    texts = [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.txt"))]
+    return [passage.strip() for text in texts for passage in text.split("\n\n")[1:]]
 
 
 def best(question: str, among: list[str]) -> str:
