@@ -17,14 +17,13 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import branchwise
 from branchwise import runtime
 from branchwise.lang import LangError
 
 from ..errors import RunError
 from ..local import Engine
 from . import looks, openai_api, sglang_api
-from .config import ServeConfig
+from .config import VERSION, ServeConfig
 from .errors import CLIENT_GONE, ApiError, ClientGone, api_error
 from .seen import log_request
 from .server import Server
@@ -47,7 +46,7 @@ def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
         server.gate.closing = True
 
     app = FastAPI(
-        title="branchwise", version=branchwise.__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="branchwise", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None,
     )  # fmt: skip
     app.state.server = server
     app.add_middleware(_Edge, server=server)

@@ -18,13 +18,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
-import branchwise
 from branchwise import runtime
 from branchwise.runtime.models import resolve
 
 from ..local import Engine
 from .asking import Caller, params_of
 from .bodies import Ids, JsonSchemaFormat, ResponseFormat, Sampling, WellFormed
+from .config import VERSION
 from .errors import ApiError
 from .job import Done, Job, Piece, Prompt
 from .server import Server, caller_of, gone, streamed
@@ -181,7 +181,7 @@ def router(server: Server) -> APIRouter:
     @routes.get("/server_info")
     async def server_info() -> dict[str, Any]:
         return {
-            "version": branchwise.__version__,
+            "version": VERSION,
             "model_path": engine.name,
             "served_model_name": server.config.served_name or engine.name,
             "context_length": engine.context_length,
