@@ -1,4 +1,4 @@
-# make demo: the example programs on a small model.  make test: the whole suite.  make lint: ruff and mypy.
+# make demo: what sharing does, on a small model.  make test: the whole suite.  make lint: ruff and mypy.
 # make bench: all benchmarks beside all peers, 25 minutes on a quiet machine; make bench-quick: a share, 3 minutes.
 # make bench-tree, bench-hits: what the tree costs, what the scheduling policies share; see benchmarks/RESULTS.md.
 #
@@ -14,11 +14,11 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet install --constraint con
 MODEL := smollm2-135m
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint pyright clean bench bench-quick bench-tree bench-hits
+.PHONY: demo test lint pyright docs clean bench bench-quick bench-tree bench-hits
 
 # The first run fetches the model (93 to 270 MB) and keeps it in the user's cache.
 demo: $(VENV)/.installed
-	$(PY) examples
+	$(PY) -m branchwise demo
 
 # Without a network the tests that need the model say why they were skipped; with CI set they fail instead.
 test: $(VENV)/.installed-dev
@@ -51,6 +51,11 @@ bench-tree: $(VENV)/.installed
 
 bench-hits: $(VENV)/.installed
 	$(PY) benchmarks/hit_rate.py
+
+# The site of the documents, into build/site. Its pictures are made by `python docs/pictures.py`.
+docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --config-file docs/website/mkdocs.yml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -5,18 +5,28 @@ import time
 import agent
 import character
 import chat
+import classify
+import code_helper
+import compare_prompts
 import dates
 import extraction
 import few_shot
+import generative_agents
+import judge
 import parallel_tips
 import query
+import rag
+import rewind
 import self_consistency
+import skeleton
 import tool_call
+import tree_of_thought
 
 from branchwise import Engine
 
 EXAMPLES = [
-    few_shot, parallel_tips, self_consistency, agent, chat, extraction, character, dates, query, tool_call,
+    few_shot, classify, compare_prompts, parallel_tips, skeleton, self_consistency, tree_of_thought, judge, agent,
+    tool_call, rag, code_helper, generative_agents, chat, rewind, extraction, character, dates, query,
 ]  # fmt: skip
 
 

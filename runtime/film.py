@@ -19,10 +19,11 @@ MOST_FRAMES = 1200
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The tree after a step: seconds since the film began, and the chapter it belongs to."""
+    """The tree after a step: seconds since the film began, the chapter it belongs to, and a sentence about that."""
 
     at_s: float
     chapter: str
+    note: str
     picture: TreePicture
 
 
@@ -32,7 +33,7 @@ class Film:
     def __init__(self, begin: Callable[[Film], None], end: Callable[[Film], None]) -> None:
         """For engines. `begin` has `add` called with each picture from then on, until `end`."""
         self._frames: list[Frame] = []
-        self._chapter = ""
+        self._chapter, self._note = "", ""
         self._started = time.monotonic()
         self._begin, self._end = begin, end
 
@@ -51,16 +52,16 @@ class Film:
         """All of them, in order."""
         return list(self._frames)
 
-    def chapter(self, name: str) -> None:
-        """What is recorded from here on belongs to `name`."""
-        self._chapter = name
+    def chapter(self, name: str, note: str = "") -> None:
+        """What is recorded from here on belongs to `name`; `note` is a sentence that stands below it."""
+        self._chapter, self._note = name, note
 
     def add(self, picture: TreePicture) -> None:
         """One more frame, unless nothing is to be seen in it that was not in the last one."""
         last = self._frames[-1] if self._frames else None
         if last is not None and last.picture == picture and last.chapter == self._chapter:
             return
-        self._frames.append(Frame(time.monotonic() - self._started, self._chapter, picture))
+        self._frames.append(Frame(time.monotonic() - self._started, self._chapter, self._note, picture))
         if len(self._frames) > MOST_FRAMES:
             starts = set(self._chapters())
             self._frames = [f for i, f in enumerate(self._frames) if i % 2 == 0 or i in starts]
@@ -89,13 +90,18 @@ class Film:
 
 def _as_data(frame: Frame) -> dict[str, Any]:
     """A frame for the page: each box with its place, its words and the line that leads to it."""
-    places = frame.picture.places()
+    drawn = frame.picture.joined()
+    places = drawn.places()
     boxes = {}
-    for box in frame.picture.boxes:
+    for box in drawn.boxes:
         at = places[box.key]
         line = curve(places[box.parent], at) if box.parent is not None else ""
         boxes[box.key] = [at.x, at.y, at.width, at.label, box.kept_by, box.hover, box.num_tokens, line]
-    return {"at": round(frame.at_s, 3), "chapter": frame.chapter, "said": frame.picture.summary, "boxes": boxes}
+    said, slots = frame.picture.summary, frame.picture.num_slots
+    return {
+        "at": round(frame.at_s, 3), "chapter": frame.chapter, "note": frame.note, "said": said, "slots": slots,
+        "boxes": boxes,
+    }  # fmt: skip
 
 
 def _differences(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from .tree import Node, RadixTree
@@ -18,6 +20,7 @@ ROW, BOX, GAP, MARGIN, LETTER = 38, 28, 34, 14, 7.3  # pixels
 ROOT_WIDTH = 46
 VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 """Control characters as their symbols: XML has no way to say them."""
+CONTROL = re.compile(r"<\|[\w-]{1,40}\|>")
 STYLE = """
 .bw-tree{--ink:#1f2328;--faint:#6e7781;--line:#c4cbd3;--paper:#fff;--protected:#ffdf8a;--pinned:#a5d8cf;
 --evictable:#dbe7f6;--gone:#f3f4f6;--edge:#8aa4c4;color:var(--ink);font:12px ui-monospace,Menlo,Consolas,monospace}
@@ -104,6 +107,31 @@ class TreePicture:
         tokens = sum(box.num_tokens for box in self.boxes)
         return f"{tokens} tokens in {nodes} nodes; {self.free_slots} of {self.num_slots} slots are free"
 
+    def joined(self) -> TreePicture:
+        """Nodes of one token that follow each other without a branch, used alike, as one, named as the last of them.
+
+        Where an answer is given again, token by token, it leaves such a chain.
+        """
+        children = Counter(box.parent for box in self.boxes)
+        chains = dict[str, Box]()  # by the key of the last node so far: what begins or goes on there
+        drawn = dict[str, Box]()
+        for box in self.boxes:  # parents come before their children
+            above = chains.get(box.parent or "")
+            if box.num_tokens == 1 and above is not None and children[box.parent] == 1 and _alike(above, box):
+                del drawn[above.key]
+                box = replace(
+                    box,
+                    parent=above.parent,
+                    text=above.text + box.text,
+                    num_tokens=above.num_tokens + 1,
+                    slots=f"{above.slots}, {box.slots}",
+                )
+                chains[box.key] = box
+            elif box.num_tokens == 1:
+                chains[box.key] = box
+            drawn[box.key] = box
+        return replace(self, boxes=tuple(drawn.values()))
+
     def places(self) -> dict[str, Place]:
         """Where each box stands, by its key: a leaf has a row of its own, a parent the middle of its children's."""
         children: dict[str | None, list[Box]] = {}
@@ -127,11 +155,12 @@ class TreePicture:
         }
 
     def svg(self, *, styled: bool = True) -> str:
-        """The picture; `styled` with its own style sheet, as a file of its own needs."""
-        places = self.places()
+        """The picture, chains `joined`; `styled` with its own style sheet, as a file of its own needs."""
+        drawn = self.joined()
+        places = drawn.places()
         width = max(place.x + place.width for place in places.values()) + MARGIN
         height = max(place.y for place in places.values()) + BOX + MARGIN
-        parts = list(self._drawn(places))
+        parts = list(drawn._drawn(places))
         style = f"<style>{STYLE}</style>" if styled else ""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="bw-tree" role="img" aria-label="{self.summary}" '
@@ -154,6 +183,11 @@ class TreePicture:
             )
 
 
+def _alike(above: Box, below: Box) -> bool:
+    """Whether nothing but where they end tells two nodes apart."""
+    return (above.kept_by, above.locks, above.pins, above.hits) == (below.kept_by, below.locks, below.pins, below.hits)
+
+
 LEGEND = {"protected": "in use", "pinned": "pinned", "evictable": "cached, may be evicted"}
 
 
@@ -161,9 +195,8 @@ def picture(tree: RadixTree, spell: Callable[[Sequence[int]], str]) -> TreePictu
     """The tree now. On the engine's thread only; `spell` makes text of tokens."""
     boxes = list[Box]()
     for root in tree.roots():
-        digest = blake2b(repr(root.namespace).encode(), digest_size=8)
-        name = "root" if root.namespace is None else f"root of {root.namespace!r}"
-        boxes.append(Box(digest.hexdigest(), None, name, 0, "root"))
+        digest = _digest(root.namespace)
+        boxes.append(_root(root.namespace))
         stack: list[tuple[Node, str, blake2b]] = [(c, boxes[-1].key, digest) for c in [*root.children.values()][::-1]]
         while stack:
             node, parent, above = stack.pop()
@@ -177,7 +210,16 @@ def picture(tree: RadixTree, spell: Callable[[Sequence[int]], str]) -> TreePictu
                 )
             )  # fmt: skip
             stack += [(child, key, digest) for child in [*node.children.values()][::-1]]
-    return TreePicture(tuple(boxes), tree.pool.num_slots, tree.pool.num_free)
+    return TreePicture(tuple(boxes or [_root(None)]), tree.pool.num_slots, tree.pool.num_free)
+
+
+def _digest(namespace: Hashable) -> blake2b:
+    return blake2b(repr(namespace).encode(), digest_size=8)
+
+
+def _root(namespace: Hashable) -> Box:
+    name = "root" if namespace is None else f"root of {namespace!r}"
+    return Box(_digest(namespace).hexdigest(), None, name, 0, "root")
 
 
 def curve(above: Place, below: Place) -> str:
@@ -188,8 +230,8 @@ def curve(above: Place, below: Place) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` on one line, its middle left out where it is longer than `most`."""
-    line = text.strip(" ").replace("\n", "↵")
+    """`text` on one line, its middle left out where it is longer than `most`; a control token like <|end|> is a ◆."""
+    line = CONTROL.sub("◆", text).strip(" ").replace("\n", "↵")
     half = (most - 1) // 2
     return line if len(line) <= most else f"{line[: most - 1 - half]}…{line[len(line) - half :] if half else ''}"
 

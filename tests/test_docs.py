@@ -10,10 +10,14 @@ import pytest
 from branchwise import set_default_backend
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [
+    "constraints.md", "from-guidance.md", "from-outlines.md", "from-sglang.md", "language.md", "performance.md",
+    "quickstart.md", "radix-attention.md", "seeing.md", "tokens.md",
+]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["constraints.md", "from-sglang.md", "language.md", "seeing.md", "tokens.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_programs_of_a_page_print_what_the_page_says(
     demo_model: Path, page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -21,10 +25,26 @@ def test_programs_of_a_page_print_what_the_page_says(
     blocks = re.findall(r"```python\n(.*?)```\n+(?:```text\n(.*?)```)?", (DOCS / page).read_text(), re.DOTALL)
     assert blocks
     for program, printed in blocks:
-        exec(compile(program, "example.py", "exec"), names)
+        exec(compile(program, "example.py", "exec", dont_inherit=True), names)
         assert capsys.readouterr().out == printed, program
     set_default_backend(None)
     names["engine"].close()  # type: ignore[attr-defined]  # an Engine
+
+
+def test_no_page_with_programs_is_left_out() -> None:
+    with_programs = {page.name for page in DOCS.glob("*.md") if "```python" in page.read_text(encoding="utf-8")}
+    assert with_programs - {"remote.md"} == set(PAGES)  # its programs need a server
+
+
+def test_every_link_and_picture_of_a_page_is_there() -> None:
+    for page in DOCS.glob("*.md"):
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            assert link.startswith("http") or (DOCS / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_menu_of_the_site_has_every_page() -> None:
+    menu = (DOCS / "website" / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    assert set(re.findall(r"[\w-]+\.md", menu)) == {page.name for page in DOCS.glob("*.md")}
 
 
 SGLANG = """

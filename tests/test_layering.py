@@ -16,8 +16,6 @@ FACE = [path.relative_to(ROOT) for path in sorted((ROOT / "branchwise").glob("*.
 
 # Every other import stands at the top of its file: one inside a function hides a layer or a cycle.
 LATE = {
-    ("branchwise/__main__.py", "branchwise.runtime.errors"): "--help and --version need no torch",
-    ("branchwise/__main__.py", "branchwise.runtime.models"): "--help and --version need no torch",
     ("interpreter/changes.py", "asyncio"): "30 ms that only async programs need",
     ("interpreter/mapping.py", ".loops"): "asyncio",
     ("interpreter/progress.py", "tqdm.auto"): "asyncio, and what a notebook needs for its bars",

@@ -38,6 +38,7 @@ border:1px solid var(--line);border-radius:9px;padding:0 7px;margin:0 4px 0 2px;
 .bw-state .fork>details{{border:1px solid var(--line);border-radius:8px;padding:4px 12px 8px;min-width:0}}
 .bw-state summary{{font-size:11px;color:var(--faint);cursor:pointer}}
 .bw-state .sum{{color:var(--faint);font-size:12px;border-top:1px solid var(--line);margin-top:10px;padding-top:5px}}
+.bw-state .sum span{{white-space:nowrap}}
 .bw-state .sum i{{display:inline-block;width:11px;height:11px;border-radius:3px;margin:0 5px -1px 12px}}
 .bw-state .values{{margin:6px 0;overflow-wrap:anywhere}}
 """
@@ -47,7 +48,7 @@ ORIGINS = ("cached", "computed", "forced", "sampled", "chosen")
 def as_html(transcript: Transcript) -> str:
     """All that is written by now, done or not; waits for nothing."""
     story = tell(transcript)
-    legend = "".join(f'<i class="{origin}"></i>{origin}' for origin in ORIGINS)
+    legend = " ".join(f'<span><i class="{origin}"></i>{origin}</span>' for origin in ORIGINS)
     body = "".join(_story(story))
     return (
         f'<div class="bw-state"><style>{STYLE}</style>{body}'

@@ -52,7 +52,16 @@ def test_the_picture_has_every_node(engine: Engine) -> None:
     assert sorted(nodes) == sorted(box.num_tokens for box in tree.boxes if box.parent is not None)
     assert len({box.key for box in tree.boxes}) == len(tree.boxes)
     groups = ET.fromstring(tree.svg()).findall(f"{SVG}g")
-    assert [group.findtext(f"{SVG}title") for group in groups] == [box.hover.translate(VISIBLE) for box in tree.boxes]
+    assert [group.findtext(f"{SVG}title") for group in groups] == [
+        box.hover.translate(VISIBLE) for box in tree.joined().boxes
+    ]
+
+
+def test_an_empty_cache_is_a_root_that_stays_the_same_box(engine: Engine) -> None:
+    (root,) = engine.tree.boxes
+    ET.fromstring(engine.tree.svg())
+    say(engine, "The river runs")
+    assert engine.tree.boxes[0] == root
 
 
 def test_boxes_do_not_overlap(engine: Engine) -> None:
@@ -69,6 +78,22 @@ def test_a_box_keeps_its_name_when_its_parent_is_split(engine: Engine) -> None:
     before = {box.key for box in engine.tree.boxes}
     say(engine, "The river is deep")
     assert before <= {box.key for box in engine.tree.boxes}
+
+
+def test_chains_that_are_used_alike_are_joined_and_nothing_of_them_is_lost(engine: Engine) -> None:
+    for prompt in ("The river runs past", "The river is deep"):
+        for _ in range(2):
+            say(engine, prompt)
+    tree = engine.tree
+    joined = tree.joined()
+    assert len(joined.boxes) < len(tree.boxes)
+    assert joined.summary.split(" tokens")[0] == tree.summary.split(" tokens")[0]
+    keys = {box.key: box for box in joined.boxes}
+    assert all(box.parent is None or box.parent in keys for box in joined.boxes)
+    assert "".join(box.text for box in joined.boxes) == "".join(box.text for box in tree.boxes)
+    parents = [box.parent for box in joined.boxes]
+    only = [box for box in joined.boxes if box.num_tokens == 1 and parents.count(box.parent) == 1]
+    assert all(keys[box.parent or ""].num_tokens > 1 for box in only)
 
 
 def test_hostile_text_is_no_markup_in_a_picture() -> None:
@@ -134,7 +159,9 @@ console.error=(...said)=>errors.push(said.join(" "));
 addEventListener("load",()=>{document.getElementById("play").click();
  setTimeout(()=>{const time=document.getElementById("time"),at=time.value;time.value=time.max;
   time.dispatchEvent(new Event("input"));
-  document.title=JSON.stringify({errors,at,boxes:document.querySelectorAll("#stage svg>g").length})},3000)});
+  document.title=JSON.stringify({errors,at,boxes:document.querySelectorAll("#stage svg>g>g").length,
+   title:document.querySelector("#stage g g title").textContent,
+   note:document.getElementById("note").textContent})},3000)});
 </script>"""
 
 
@@ -145,7 +172,7 @@ def test_a_browser_plays_the_film(engine: Engine, tmp_path: Path) -> None:
         pytest.skip("needs a Chromium on the PATH")
     with engine.record() as film:
         say(engine, "The river runs")
-        film.chapter("Another")
+        film.chapter("Another", "It splits the edge.")
         say(engine, "The river is deep")
     page = tmp_path / "film.html"
     page.write_text(film.html().replace("<title>", PROBE + "<title>", 1), encoding="utf-8")
@@ -157,4 +184,6 @@ def test_a_browser_plays_the_film(engine: Engine, tmp_path: Path) -> None:
     seen = json.loads(title[1])
     assert seen["errors"] == []
     assert int(seen["at"]) > 0
-    assert seen["boxes"] == 1 + len(film.frames[-1].picture.boxes)  # and the group of the lines
+    assert seen["boxes"] == len(film.frames[-1].picture.joined().boxes)
+    assert seen["title"] == "root"
+    assert seen["note"] == "It splits the edge."
