@@ -21,23 +21,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, overload
 
 import torch
 
 from . import saved
-from .attention import Attention, flashinfer
-from .attention.cpu import CpuAttention, is_available
-from .attention.flashinfer import FlashInferAttention
-from .attention.levels import CostModel
-from .attention.reference import ReferenceAttention
-from .config import EngineConfig, auto_num_slots, check_memory, engine_config
+from .attention.choice import attention_for
+from .config import EngineConfig, auto_num_slots, check_memory, engine_config, no_memory
 from .constrain import Compiler, Constraint
 from .constrain.forced import forced_text
 from .constrain.vocab import Vocab
+from .devices import gib, is_cpu
 from .drawing import as_dot
+from .drawers import drawer_for
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
 from .film import Film
 from .handles import Gather, Handle, LatePin, Pin, for_sample, settle, wait_for
@@ -52,6 +49,7 @@ from .penalties import Repeated
 from .picture import TreePicture, picture
 from .policies import EVICTION
 from .request import Delta, Request, Result
+from .runner import StepRunner
 from .sampling import SamplingParams
 from .scheduler import Scheduler
 from .slots import SlotPool
@@ -90,7 +88,8 @@ class Engine:
         if threads is not None:
             torch.set_num_threads(threads)  # before there is a thread that computes
         self.num_threads: int = torch.get_num_threads()
-        net = load_model(folder, dtype=dtype, device=device, quantization=quantization)
+        with no_memory(device, "the weights", f"a smaller model, or dtype (now {dtype})"):
+            net = load_model(folder, dtype=dtype, device=device, quantization=quantization)
         self.model = net
         self.context_length = self.config.context_length or net.context_length
         if self.context_length > net.context_length:
@@ -105,7 +104,9 @@ class Engine:
             wanted = auto_num_slots(slot_bytes, self.context_length, device) // page_size * page_size
         self.num_slots = wanted
         check_memory(wanted, slot_bytes, device)
-        self._pool = pool = KVPool(self.num_slots, net.specs, net.dtype, device, page_size)
+        size = f"keys and values of {wanted:,} slots, {gib(wanted * slot_bytes)}"
+        with no_memory(device, size, f"num_slots (now {wanted:,})"):
+            self._pool = pool = KVPool(self.num_slots, net.specs, net.dtype, device, page_size)
         self._cached_for = saved.fingerprint(
             saved.weights_fingerprint(folder) + (f" as {quantization}" if quantization else ""),
             self.tokenizer.fingerprint,
@@ -137,9 +138,8 @@ class Engine:
             tiers=self._tiers,
         )
         self._loop = StepLoop(
-            net,
-            *attention_for(net, pool),
-            pool,
+            StepRunner(net, *attention_for(net, pool), pool),
+            drawer_for(device, self.tokenizer.eos_ids),
             scheduler,
             self.tokenizer.eos_ids,
             self.context_length,
@@ -155,7 +155,7 @@ class Engine:
 
     def __repr__(self) -> str:
         model, packed = self.model, f", {self.config.quantization}" if self.config.quantization else ""
-        threads = f", {self.num_threads} threads" if model.device.type == "cpu" else ""
+        threads = f", {self.num_threads} threads" if is_cpu(model.device) else ""
         return f"Engine({self.name!r}, {model.dtype}{packed}, {model.device}{threads}, {self.num_slots} slots)"
 
     def close(self) -> None:
@@ -552,25 +552,6 @@ def _judge(on_done: Callable[[Any], None], constraint: Constraint, result: objec
         violation = constraint.violation(result.text) if result.complete else ""
         result = replace(result, exact=constraint.exact, warnings=constraint.warnings, violation=violation)
     on_done(result)
-
-
-def attention_for(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:
-    """The fastest backend for where the model runs, and when it pays there to read a span once for several rows."""
-    if model.device.type == "cpu" and is_available():
-        attention = CpuAttention()
-        attention.prepare(model.specs, pool.dtype)
-        return attention, CostModel()
-    if model.device.type == "cuda":
-        reason = flashinfer.unsupported(model.specs, pool.dtype)
-        if reason is None:
-            try:
-                library = import_module("flashinfer")
-                attention_on_gpu = FlashInferAttention(library, model.device, pool.dtype)
-                return attention_on_gpu, flashinfer.cost_model(model.specs, pool.dtype)
-            except (ImportError, OSError, RuntimeError) as error:  # not installed, or for another CUDA than there is
-                reason = f"{type(error).__name__}: {error}. Install it with: pip install branchwise[cuda]"
-        log.warning("attention runs in plain torch, right and slow: FlashInfer cannot be used (%s)", reason)
-    return ReferenceAttention(), CostModel()
 
 
 def _close(loop: StepLoop, compiler: Compiler, tiers: Tiers | None) -> None:

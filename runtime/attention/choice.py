@@ -1,0 +1,46 @@
+"""Which backend computes attention where a model runs, and when it pays there to read a span once for several rows."""
+
+from __future__ import annotations
+
+import logging
+
+from ..devices import gpu_lacks, is_cpu, is_gpu
+from ..kv import KVPool
+from ..libraries import Missing, flashinfer, triton
+from ..model import Model
+from . import Attention
+from .cpu import CpuAttention, is_available
+from .flashinfer import FlashInferAttention, cost_model, unsupported
+from .levels import CostModel
+from .reference import ReferenceAttention
+
+log = logging.getLogger("branchwise")
+
+
+def attention_for(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:
+    """The fastest there is. What could not be had, and what is used instead, is logged."""
+    if is_cpu(model.device) and is_available():
+        attention = CpuAttention()
+        attention.prepare(model.specs, pool.dtype)
+        return attention, CostModel()
+    return _on_gpu(model, pool) if is_gpu(model.device) else (ReferenceAttention(), CostModel())
+
+
+def _on_gpu(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:
+    lacks = gpu_lacks(model.device)
+    reason = lacks or unsupported(model.specs, pool.dtype)
+    if reason is None:
+        library = flashinfer()
+        if not isinstance(library, Missing):
+            return FlashInferAttention(library, model.device, pool.dtype), cost_model(model.specs, pool.dtype)
+        reason = library.reason
+    missing = triton()
+    if lacks is None and not isinstance(missing, Missing):
+        from .triton import TritonAttention
+
+        log.warning("attention runs on kernels of our own, slower: FlashInfer cannot be used (%s)", reason)
+        return TritonAttention(model.device), cost_model(model.specs, pool.dtype)
+    if isinstance(missing, Missing):
+        reason += f"; nor Triton: {missing.reason}"
+    log.warning("attention runs in plain torch, right and slow: FlashInfer cannot be used (%s)", reason)
+    return ReferenceAttention(), CostModel()

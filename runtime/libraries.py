@@ -1,0 +1,42 @@
+"""What a GPU is used through beside torch: loaded when first asked for, once; and why, where it cannot be."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+DTYPES = (torch.float16, torch.bfloat16)
+"""What FlashInfer's kernels compute in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """There is no such library here."""
+
+    reason: str
+
+
+@cache
+def flashinfer() -> Any | Missing:
+    """The module `flashinfer`."""
+    # Its norms have two codes; the one that needs no further package is the one that was checked.
+    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
+    return _imported("flashinfer")
+
+
+@cache
+def triton() -> Any | Missing:
+    """The module `triton`, in which our own kernels are written."""
+    return _imported("triton")
+
+
+def _imported(name: str) -> Any | Missing:
+    try:
+        return import_module(name)
+    except (ImportError, OSError, RuntimeError) as error:  # not installed, or for another CUDA than there is
+        return Missing(f"{type(error).__name__}: {error}. Install it with: pip install branchwise[cuda]")
