@@ -47,6 +47,7 @@ class EngineConfig:
     max_running: requests that take part in one step at most.
     jump_forward: text that a constraint forces is taken without a forward pass for each of its tokens; greedily, the
         tokens are the same either way.
+    cuda_graphs: on a GPU, steps in which requests only decode are recorded once for each size, and launched whole.
     context_length: positions at most; None takes the model's own.
     host_cache_bytes: host memory for keys and values that were evicted, to bring them back from. 0 is none.
     disk_cache_bytes, disk_cache_path: the same in files in a folder, for what host memory has no room for. They go when
@@ -65,6 +66,7 @@ class EngineConfig:
     max_step_tokens: int = 512
     max_running: int = 256
     jump_forward: bool = True
+    cuda_graphs: bool = True
     context_length: int | None = None
     host_cache_bytes: int = 0
     disk_cache_bytes: int = 0
@@ -72,8 +74,9 @@ class EngineConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.jump_forward, bool):
-            raise RequestError(f"Engine: jump_forward must be True or False, got {shown(self.jump_forward)}.")
+        for name in ("jump_forward", "cuda_graphs"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"Engine: {name} must be True or False, got {shown(getattr(self, name))}.")
         for name in ("threads", "num_slots", "page_size", "max_step_tokens", "max_running", "context_length"):
             value = getattr(self, name)
             if (name in ("threads", "num_slots") and value == "auto") or (name == "context_length" and value is None):

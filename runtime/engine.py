@@ -27,7 +27,6 @@ from typing import Any, Literal, Self, TypeVar, overload
 import torch
 
 from . import saved
-from .attention.choice import attention_for
 from .config import EngineConfig, auto_num_slots, check_memory, engine_config, no_memory
 from .constrain import Compiler, Constraint
 from .constrain.forced import forced_text
@@ -49,7 +48,7 @@ from .penalties import Repeated
 from .picture import TreePicture, picture
 from .policies import EVICTION
 from .request import Delta, Request, Result
-from .runner import StepRunner
+from .running import runner_for
 from .sampling import SamplingParams
 from .scheduler import Scheduler
 from .slots import SlotPool
@@ -138,7 +137,7 @@ class Engine:
             tiers=self._tiers,
         )
         self._loop = StepLoop(
-            StepRunner(net, *attention_for(net, pool), pool),
+            runner_for(net, pool, self.config.cuda_graphs),
             drawer_for(device, self.tokenizer.eos_ids),
             scheduler,
             self.tokenizer.eos_ids,

@@ -6,6 +6,7 @@ in which it was told. torch keeps a pinned tensor that goes out of use until the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -19,6 +20,9 @@ class Transfers(Protocol):
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor: ...
 
+    def pinned(self, values: Tensor) -> Tensor:
+        """A CPU tensor in such memory."""
+
     def upload(self, values: Tensor) -> Tensor:
         """A copy of a CPU tensor on the device. `values` may be written to again only if nobody else holds it."""
 
@@ -31,6 +35,9 @@ class Transfers(Protocol):
     def read(self, values: Tensor) -> Tensor:
         """A copy in host memory that is there: waits."""
 
+    def so_far(self) -> Callable[[], None]:
+        """What waits until the device has done all that it was told until now."""
+
 
 class DirectTransfers:
     """To a CPU, where there is nothing to copy, and to devices that copy at once."""
@@ -40,6 +47,9 @@ class DirectTransfers:
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
+
+    def pinned(self, values: Tensor) -> Tensor:
+        return values
 
     def upload(self, values: Tensor) -> Tensor:
         return values.to(self._device)
@@ -53,6 +63,9 @@ class DirectTransfers:
     def read(self, values: Tensor) -> Tensor:
         return values.cpu()
 
+    def so_far(self) -> Callable[[], None]:
+        return self.wait
+
 
 class PinnedTransfers:
     """To a GPU, on the stream that is current."""
@@ -63,6 +76,9 @@ class PinnedTransfers:
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def pinned(self, values: Tensor) -> Tensor:
+        return values.pin_memory()
 
     def upload(self, values: Tensor) -> Tensor:
         return values.pin_memory().to(self._device, non_blocking=True)
@@ -83,6 +99,11 @@ class PinnedTransfers:
         self.download(values, into)
         self.wait()
         return into
+
+    def so_far(self) -> Callable[[], None]:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event.synchronize
 
 
 def transfers_for(device: torch.device) -> Transfers:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from branchwise.runtime import Engine, engine, libraries
+from branchwise.runtime import Engine, libraries, running
 from branchwise.runtime.attention import Attention, AttnSpec, Level, attn_batch, choice
 from branchwise.runtime.attention.flashinfer import (
     LEAST_WORKSPACE,
@@ -160,11 +160,11 @@ def test_whole_models_give_the_tokens_of_transformers(
         made.append(Library())
         return backend(made[-1]), ALWAYS
 
-    monkeypatch.setattr(engine, "attention_for", attention_for)
-    with Engine(folder, num_slots=2048, page_size=page_size, max_step_tokens=64, max_running=8) as running:
+    monkeypatch.setattr(running, "attention_for", attention_for)
+    with Engine(folder, num_slots=2048, page_size=page_size, max_step_tokens=64, max_running=8) as engine:
         for _ in range(2):
-            found = together(running, asked)
-        running.check()
+            found = together(engine, asked)
+        engine.check()
     assert found == [transformers_greedy(folder, prompt, NEW) for prompt in asked]
     assert made[0].pages_read > 0
 
