@@ -109,7 +109,7 @@ class DeviceDrawer:
         )
 
     def _upload(self, values: Sequence[object] | NDArray[np.generic], dtype: type[np.generic] = np.int64) -> Tensor:
-        return self._transfers.upload(torch.from_numpy(np.array(values, dtype)))
+        return self._transfers.upload(on_host(values, dtype))
 
 
 class _Plan:
@@ -156,6 +156,10 @@ class _Plan:
         self.masks.append(packed(allowed, size))
 
 
+def on_host(values: Sequence[object] | NDArray[np.generic], dtype: type[np.generic]) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype))
+
+
 def packed(allowed: Tensor, size: int) -> NDArray[np.int32]:
     """A mask, bool [size], as bits: bit v % 32 of word v // 32."""
     bits = np.zeros(-(-size // 32) * 4, np.uint8)
@@ -190,7 +194,7 @@ class TorchOperations:
 
     def keep(self, x: Tensor, filters: Filters) -> None:
         scaled = x[filters.rows].double() / filters.temperature                         # [F, V]
-        values, order = scaled.sort(dim=-1, descending=True, stable=True)               # of equal ones the first go first
+        values, order = scaled.sort(dim=-1, descending=True, stable=True)  # of equal ones the first go first
         place = torch.arange(x.shape[1], device=x.device)
         values = values.masked_fill(place >= filters.top_k, -torch.inf)
         before = values.softmax(-1).cumsum(-1).roll(1, -1)

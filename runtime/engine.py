@@ -32,15 +32,14 @@ from .constrain import Compiler, Constraint
 from .constrain.forced import forced_text
 from .constrain.vocab import Vocab
 from .devices import gib, is_cpu
-from .drawing import as_dot
 from .drawers import drawer_for
+from .drawing import as_dot
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
 from .film import Film
 from .handles import Gather, Handle, LatePin, Pin, for_sample, settle, wait_for
 from .healing import Healer
 from .kv import KVPool, bytes_per_slot
 from .loop import Ask, StepLoop
-from .model import Model
 from .model.load import load_model
 from .models import resolve
 from .params import GenerateParams, generate_params

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from .device_draws import Filters, TorchOperations
+from .gpu_kernels import draw_kernel, mask_kernel
 from .libraries import Missing
 
 BLOCK = 1024
@@ -23,7 +22,7 @@ class GpuOperations(TorchOperations):
         self._library = None if isinstance(library, Missing) else library
 
     def mask(self, x: Tensor, rows: Tensor, bits: Tensor) -> None:
-        grid = len(rows), triton.cdiv(x.shape[1], BLOCK)
+        grid = len(rows), -(-x.shape[1] // BLOCK)
         mask_kernel[grid](x, rows, bits, x.shape[1], bits.shape[1], BLOCK=BLOCK)
 
     def keep(self, x: Tensor, filters: Filters) -> None:
@@ -39,46 +38,8 @@ class GpuOperations(TorchOperations):
         x[filters.rows] = scores.masked_fill((left <= 0) | (left < least), -torch.inf)
 
     def draw(self, x: Tensor, rows: Tensor, words: Tensor, temperature: Tensor) -> Tensor:
-        blocks = triton.cdiv(x.shape[1], BLOCK)
+        blocks = -(-x.shape[1] // BLOCK)
         best = x.new_empty(len(rows), blocks, dtype=torch.float64)
         found = x.new_empty(len(rows), blocks, dtype=torch.int64)
         draw_kernel[len(rows), blocks](x, rows, words, temperature, best, found, x.shape[1], BLOCK=BLOCK)
         return found.gather(1, best.argmax(-1, keepdim=True))[:, 0]
-
-
-@triton.jit
-def mask_kernel(x, rows, bits, size, words, BLOCK: tl.constexpr):
-    """x float32 [J, size], rows int64 [M], bits int32 [M, words]."""
-    m = tl.program_id(0)
-    v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    word = tl.load(bits + m.to(tl.int64) * words + v // 32, mask=v < size, other=-1)
-    barred = ((word >> (v % 32)) & 1) == 0
-    tl.store(x + tl.load(rows + m) * size + v, -float("inf"), mask=(v < size) & barred)
-
-
-@triton.jit
-def mix(x):
-    """As in `sampling`, on unsigned words."""
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def draw_kernel(x, rows, words, temperature, best, found, size, BLOCK: tl.constexpr):
-    """The best sum of a block of a row's scores and noise, and whose it is.
-
-    x float32 [J, size], rows int64 [N], words int32 [N, 2], temperature float64 [N], best float64 [N, blocks],
-    found int64 [N, blocks]. Bits are those of `sampling.noise_bits`; what logarithms give may differ in its last place.
-    """
-    n, block = tl.program_id(0), tl.program_id(1)
-    v = block * BLOCK + tl.arange(0, BLOCK)
-    score = tl.load(x + tl.load(rows + n) * size + v, mask=v < size, other=-float("inf")).to(tl.float64)
-    first = tl.load(words + 2 * n).to(tl.uint32, bitcast=True)
-    second = tl.load(words + 2 * n + 1).to(tl.uint32, bitcast=True)
-    bits = mix(mix((v.to(tl.uint32) * 0x9E3779B1) ^ first) ^ second)
-    uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
-    total = score / tl.load(temperature + n) - tl.log(-tl.log(uniform))
-    place = n * tl.num_programs(1) + block
-    tl.store(best + place, tl.max(total, 0))
-    tl.store(found + place, block * BLOCK + tl.argmax(total, 0).to(tl.int64))

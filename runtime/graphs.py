@@ -1,6 +1,6 @@
 """Decode steps as CUDA graphs: recorded once for each size, then launched whole.
 
-A step of one row a segment is filled up to the next of a few sizes, with rows that read and write the scratch page only.
+A step of one row a segment is filled up to the next of a few sizes, with rows that use the scratch page only.
 What differs between steps of a size lies in tensors that stay where they are: they are written, attention is planned,
 and the graph is replayed. Everything else is eager: prompts, drafts, steps of unusual sharing.
 
@@ -21,7 +21,8 @@ from .attention import AttnBatch, Level
 from .attention.flashinfer import FlashInferAttention, Wrappers
 from .kv import KVPool
 from .layout import Layout
-from .model import Model, StepInput
+from .model import Model
+from .runner import step_input
 from .transfers import Transfers
 
 log = logging.getLogger("branchwise")
@@ -30,7 +31,7 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of recorded steps."""
 
 GROUPS = (1, 4, 8)
-"""Groups of a shared level. Few, since with many FlashInfer takes small tiles, which read the shared keys more often."""
+"""Groups of a shared level. Few: with many, FlashInfer takes small tiles, which read the shared keys more often."""
 
 MOST_PAGES = 1 << 22
 """Pages that a level may name: 16 MiB of indices."""
@@ -92,8 +93,7 @@ class Graphs:
         self._attention.plan(padded, self._model.specs, wrappers)
 
         def run() -> Tensor:
-            parts = integers.long().split(shape.rows)
-            return self._model.forward(StepInput(*parts, attention=self._attention, pool=self._pool))
+            return self._model.forward(step_input(integers, [shape.rows] * 4, self._attention, self._pool))
 
         return Recorded(integers, wrappers, self._record(run))
 

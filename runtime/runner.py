@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from .attention import Attention, AttnBatch, attn_batch, int32
@@ -55,15 +56,9 @@ class StepRunner:
         if self._replays is not None and (logits := self._replays.forward(batch, layout)) is not None:
             return logits
         self._attention.plan(batch, self._model.specs)
-        integers = step_integers(batch, layout)
         sizes = [batch.num_rows] * 3 + [len(layout.logit_rows)]
-        return self._model.forward(
-            StepInput(
-                *self._transfers.upload(integers).long().split(sizes),
-                attention=self._attention,
-                pool=self._pool,
-            )
-        )
+        integers = self._transfers.upload(step_integers(batch, layout))
+        return self._model.forward(step_input(integers, sizes, self._attention, self._pool))
 
     def close(self) -> None:
         """Nothing runs elsewhere."""
@@ -73,3 +68,9 @@ def step_integers(batch: AttnBatch, layout: Layout) -> Tensor:
     """Tokens, positions, write slots and wanted rows of a step, in one piece, so that they are one copy; int32."""
     together = layout.tokens + layout.positions + array("i", batch.write_slots.tolist()) + layout.logit_rows
     return int32(together)
+
+
+def step_input(integers: Tensor, sizes: list[int], attention: Attention, pool: KVPool) -> StepInput:
+    """What the model takes, from `step_integers` on its device."""
+    tokens, positions, write_slots, logit_rows = torch.split(integers.long(), sizes)
+    return StepInput(tokens, positions, write_slots, logit_rows, attention, pool)

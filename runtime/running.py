@@ -18,8 +18,7 @@ def runner_for(model: Model, pool: KVPool, cuda_graphs: bool) -> StepRunner:
     attention, cost = attention_for(model, pool)
     transfers = transfers_for(model.device)
     graphs = None
-    can = is_gpu(model.device) and isinstance(attention, FlashInferAttention) and isinstance(model, LlamaModel)
-    if cuda_graphs and can:
-        assert isinstance(attention, FlashInferAttention)
+    wanted = cuda_graphs and is_gpu(model.device) and isinstance(model, LlamaModel)
+    if wanted and isinstance(attention, FlashInferAttention):
         graphs = Graphs(model, attention, pool, transfers, record_on(model.device))
     return StepRunner(model, attention, cost, pool, graphs, transfers)

@@ -113,7 +113,7 @@ class FlashInferAttention:
         self._wrappers.sent = self._transfers.so_far()
 
     def record(self, batch: AttnBatch, most_pages: int) -> Wrappers:
-        """Wrappers for a CUDA graph: their plans stay where they are, for steps with as many rows and groups as `batch`.
+        """Wrappers for a CUDA graph: their plans stay where they are, for steps of as many rows and groups as `batch`.
 
         Args:
             most_pages: of one level of a step.

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..gpu_kernels import next_power_of_2, place_kernel
 from ..kv import KVPool
 from ..libraries import Missing
 from .family import ACTIVATIONS
@@ -47,7 +46,7 @@ class GpuRows(TorchRows):
         cos, sin = angles or (qkv, qkv)
         place_kernel[len(qkv), heads](
             qkv, cos, sin, slots, queries, keys, values, qkv.stride(0),
-            Q=heads - 2 * kv, K=kv, HALF=head_dim // 2, BLOCK=triton.next_power_of_2(head_dim // 2),
+            Q=heads - 2 * kv, K=kv, HALF=head_dim // 2, BLOCK=next_power_of_2(head_dim // 2),
             TURNS=angles is not None,
         )  # fmt: skip
         return queries
@@ -58,35 +57,3 @@ class GpuRows(TorchRows):
             return super().gate(gate_up, activation)
         gated: Tensor = kernel(gate_up)
         return gated
-
-
-@triton.jit
-def place_kernel(
-    qkv, cos, sin, slots, queries, keys, values, stride,
-    Q: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
-):  # fmt: skip
-    """One head of one row: turn it if it is a query or a key, and put it where it belongs.
-
-    qkv [T, (Q + 2 K) 2 HALF], rows `stride` apart; cos, sin [T, HALF]; slots int64 [T]; queries [T, Q, 2 HALF];
-    keys, values [slots, K, 2 HALF].
-    """
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i = tl.arange(0, BLOCK)
-    there = i < HALF
-    source = qkv + row * stride + head * 2 * HALF
-    a = tl.load(source + i, mask=there, other=0.0).to(tl.float32)
-    b = tl.load(source + HALF + i, mask=there, other=0.0).to(tl.float32)
-    if TURNS and head < Q + K:
-        c = tl.load(cos + row * HALF + i, mask=there, other=0.0).to(tl.float32)
-        s = tl.load(sin + row * HALF + i, mask=there, other=0.0).to(tl.float32)
-        turned = a * c - b * s
-        b = b * c + a * s
-        a = turned
-    slot = tl.load(slots + row)
-    target = queries + (row * Q + head) * 2 * HALF
-    if head >= Q + K:
-        target = values + (slot * K + head - Q - K) * 2 * HALF
-    elif head >= Q:
-        target = keys + (slot * K + head - Q) * 2 * HALF
-    tl.store(target + i, a.to(target.dtype.element_ty), mask=there)
-    tl.store(target + HALF + i, b.to(target.dtype.element_ty), mask=there)

@@ -7,7 +7,6 @@ the rows whose logits are wanted go through the head. T rows, H query heads, K k
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from .fused import FusedLayers, LayerMatrices
 from .linear import MOST_COPIED, Linear, Quantization, Storage, check_quantization
 from .rope import rope
 from .rows import Angles, Rows, rows_for
-from .weights import Weights
+from .weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class LlamaModel:
 
     def __init__(
         self,
-        folder: Path,
+        weights: WeightSource,
         config: Any,
         *,
         dtype: torch.dtype,
@@ -50,7 +49,7 @@ class LlamaModel:
         quantization: Quantization | None = None,
         packed_rows: int = 16,
     ) -> None:
-        """Load the model in `folder`, whose configuration fits the family.
+        """Make the model of `weights`, whose configuration fits the family.
 
         Args:
             packed_rows: steps of more rows than this use dense copies of quantised weights, if they are small enough.
@@ -69,7 +68,6 @@ class LlamaModel:
             check_quantization(quantization, device, sizes)
         num_weights = has.num_layers * has.hidden * (2 * has.queries + 2 * has.keys + 3 * has.inner)
         storage = Storage(dtype, device, quantization, num_weights * dtype.itemsize <= MOST_COPIED, packed_rows)
-        weights = Weights(folder, dtype, device)
         # As transformers has it: a head in the file counts, even where the configuration says that it is tied.
         if config.tie_word_embeddings and "lm_head.weight" not in weights:
             head = weights.stacked("model.", {"embed_tokens": self.vocab_size}, has.hidden)
@@ -133,7 +131,7 @@ class LlamaModel:
     def _post_normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._normed(x, weight)
 
-    def _layer(self, weights: Weights, storage: Storage, prefix: str) -> Layer:
+    def _layer(self, weights: WeightSource, storage: Storage, prefix: str) -> Layer:
         has, attention, mlp = self._traits, f"{prefix}self_attn.", f"{prefix}mlp."
         hidden, inner = has.hidden, has.inner
 

@@ -14,6 +14,7 @@ from .configuration import read_config
 from .family import fits
 from .linear import Quantization
 from .llama import LlamaModel
+from .weights import Weights
 
 log = logging.getLogger("branchwise")
 
@@ -31,8 +32,9 @@ def load_model(
     config = read_config(folder)
     if fits(config):
         packed_rows = speeds().packed_rows(quantization, dtype) if quantization is not None else 0
+        weights = Weights(folder, dtype, device)
         return LlamaModel(
-            folder, config, dtype=dtype, device=device, quantization=quantization, packed_rows=packed_rows
+            weights, config, dtype=dtype, device=device, quantization=quantization, packed_rows=packed_rows
         )
     if quantization is not None:
         raise RequestError(

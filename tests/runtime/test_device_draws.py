@@ -53,8 +53,8 @@ def random_request(rng: random.Random, number: int) -> Request:
     options: dict[str, Any] = {}
     if rng.random() < 0.5:
         bias = {rng.randrange(SIZE): rng.choice([-3.0, 5.0, float("-inf")]) for _ in range(3)}
-        penalties = Penalties(frequency=0.3, presence=rng.choice([0.0, 0.7]), repetition=rng.choice([1.0, 1.7]), bias=bias)
-        options["repeated"] = Repeated(penalties)
+        presence, repetition = rng.choice([0.0, 0.7]), rng.choice([1.0, 1.7])
+        options["repeated"] = Repeated(Penalties(frequency=0.3, presence=presence, repetition=repetition, bias=bias))
     if rng.random() < 0.5:
         allowed = torch.rand(SIZE) < 0.5
         allowed[rng.randrange(SIZE)] = True

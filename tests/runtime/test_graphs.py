@@ -1,4 +1,4 @@
-"""Recorded steps: filled up to a size and replayed, they are the steps that they stand for. "Replaying" is a call here."""
+"""Recorded steps: filled up to a size and replayed, they are what they stand for. "Replaying" is a call here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own GPU kernels, in Triton's interpreter: equal to what they stand for; and compiled for a GPU that is not there."""
+"""Our own GPU kernels, in Triton's interpreter: equal to what they stand for; and compiled for an H200."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from branchwise.runtime.attention import AttnSpec, attn_batch
 from branchwise.runtime.attention.levels import CostModel
@@ -28,9 +27,9 @@ from .trees import random_step
 os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
 pytest.importorskip("triton", reason="our kernels for GPUs are written in Triton, which is not installed")
 
-from branchwise.runtime.attention.triton import TritonAttention  # noqa: E402  # after what it depends on is set
-from branchwise.runtime.gpu_draws import GpuOperations  # noqa: E402  # likewise
-from branchwise.runtime.model.gpu_rows import GpuRows  # noqa: E402  # likewise
+from branchwise.runtime.attention.triton import TritonAttention
+from branchwise.runtime.gpu_draws import GpuOperations
+from branchwise.runtime.model.gpu_rows import GpuRows
 
 pytestmark = pytest.mark.triton
 CPU = torch.device("cpu")
@@ -124,24 +123,23 @@ KERNELS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from branchwise.runtime import gpu_draws
-    from branchwise.runtime.attention import triton as attention
-    from branchwise.runtime.model import gpu_rows
+    from branchwise.runtime import gpu_kernels as kernels
 
     def build(kernel, types, **constants):
         names = kernel.arg_names
         signature = dict(zip(names, types.split())) | dict.fromkeys(constants, "constexpr")
-        source = ASTSource(fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()})
+        places = {(names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=places)
         cubin = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
         print(kernel.__name__, len(cubin))
 
-    for dtype, exact in (("*bf16", False), ("*fp32", True)):
-        build(attention.attend_kernel, f"{dtype} {dtype} {dtype} *fp32 *fp32 *i32 *i32 fp32 fp32 i32",
-              HEADS=9, REPEAT=3, SIZE=96, WIDTH=128, ROWS=21, LANES=64, BLOCK=32, EXACT=exact)
-        build(attention.merge_kernel, f"*fp32 *fp32 *i32 *i32 {dtype} *fp32", HEADS=9, SIZE=96, WIDTH=128)
-    build(gpu_rows.place_kernel, "*bf16 *bf16 *bf16 *i64 *bf16 *bf16 *bf16 i32", Q=9, K=3, HALF=32, BLOCK=32, TURNS=True)
-    build(gpu_draws.mask_kernel, "*fp32 *i64 *i32 i32 i32", BLOCK=1024)
-    build(gpu_draws.draw_kernel, "*fp32 *i64 *i32 *fp64 *fp64 *i64 i32", BLOCK=1024)
+    for dtype in ("*bf16", "*fp32"):
+        build(kernels.attend_kernel, f"{dtype} {dtype} {dtype} *fp32 *fp32 *i32 *i32 fp32 fp32 i32",
+              HEADS=9, REPEAT=3, SIZE=96, WIDTH=128, ROWS=21, LANES=64, BLOCK=32)
+        build(kernels.merge_kernel, f"*fp32 *fp32 *i32 *i32 {dtype} *fp32", HEADS=9, SIZE=96, WIDTH=128)
+    build(kernels.place_kernel, "*bf16 *bf16 *bf16 *i64 *bf16 *bf16 *bf16 i32", Q=9, K=3, HALF=32, BLOCK=32, TURNS=True)
+    build(kernels.mask_kernel, "*fp32 *i64 *i32 i32 i32", BLOCK=1024)
+    build(kernels.draw_kernel, "*fp32 *i64 *i32 *fp64 *fp64 *i64 i32", BLOCK=1024)
 """
 
 
