@@ -31,7 +31,7 @@ from branchwise.runtime.attention import AttnSpec, Level, attn_batch
 from branchwise.runtime.attention.flashinfer import FlashInferAttention
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.graphs import fill_up, shape_of
-from tests.runtime.trees import random_step
+from tests.runtime.trees import decode_step, random_step
 
 CPU = torch.device("cpu")
 HEADS, KV, SIZE, NUM_SLOTS = 6, 2, 64, 480
@@ -74,7 +74,10 @@ def main(trees: int) -> None:
     levels = graphs = 0
     for seed in range(trees):
         page_size = (1, 16)[seed % 2]
-        *_, layout = random_step(random.Random(seed), NUM_SLOTS, page_size)
+        rng = random.Random(seed)
+        *_, layout = random_step(rng, NUM_SLOTS, page_size)
+        if seed % 3 == 0:
+            layout = decode_step(rng, rng.randint(1, 6), NUM_SLOTS, page_size)
         batch = attn_batch(layout, NUM_SLOTS, CPU, page_size, CostModel(price=0.0, max_levels=2))
         k, v = torch.zeros(2, NUM_SLOTS + page_size, KV, SIZE, dtype=torch.bfloat16)
         spec, shape = AttnSpec(HEADS, KV, SIZE, SIZE**-0.5), shape_of(batch)

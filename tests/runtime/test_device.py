@@ -31,17 +31,15 @@ from branchwise.runtime.device_draws import DeviceDrawer, TorchOperations
 from branchwise.runtime.draws import Draw
 from branchwise.runtime.graphs import Graphs
 from branchwise.runtime.kv import KVPool
-from branchwise.runtime.layout import Layout, Wanted, build_layout
+from branchwise.runtime.layout import Layout
 from branchwise.runtime.model import rows
 from branchwise.runtime.model.llama import LlamaModel
 from branchwise.runtime.penalties import Penalties, Repeated
 from branchwise.runtime.request import Request
 from branchwise.runtime.runner import StepRunner
 from branchwise.runtime.sampling import SamplingParams
-from branchwise.runtime.slots import SlotPool
-from branchwise.runtime.tree import RadixTree
 
-from .trees import place, random_step
+from .trees import decode_step, random_step
 
 GPU = torch.device("meta")
 """Stands for one: builds of torch without CUDA index no tensor that says it is on "cuda", even a fake one."""
@@ -185,7 +183,8 @@ def test_every_tensor_of_a_step_is_on_the_gpu(mode: FakeTensorMode, config: Any,
     steps = StepRunner(model, attention, CostModel(price=0.0), pool, replays, transfers)
     drawer = DeviceDrawer(frozenset({2}), TorchOperations(), transfers)
     for seed in range(6):
-        layout = real(decode_step if seed % 2 else random_layout)(random.Random(seed))
+        make = real(decode_step if seed % 2 else lambda rng, size: random_step(rng, NUM_SLOTS)[2])
+        layout: Layout = make(random.Random(seed), 4)
         transfers.waits, library.launches = 0, 0
         logits = steps.forward(layout)
         assert logits.device == GPU and logits.dtype == torch.float32
@@ -195,20 +194,6 @@ def test_every_tensor_of_a_step_is_on_the_gpu(mode: FakeTensorMode, config: Any,
         assert len(drawer.draw(logits, draws)) == len(draws)
         assert transfers.waits == 1, "a step waits for its tokens, and for nothing else"
     assert bool(recorded) == recording
-
-
-def random_layout(rng: random.Random) -> Layout:
-    return random_step(rng, NUM_SLOTS)[2]
-
-
-def decode_step(rng: random.Random) -> Layout:
-    """Four branches over a prefix, a row each."""
-    tree = RadixTree(SlotPool(NUM_SLOTS))
-    ends = [place(tree, [1, 2, 3, 10 + i]) for i in range(4)]
-    tree.commit()
-    for i, node in enumerate(ends):
-        tree.append(node, array("i", [20 + i]))
-    return build_layout(tree.fresh_nodes(), [Wanted(node, 1, 4) for node in tree.fresh_nodes()])
 
 
 def requests() -> list[Request]:

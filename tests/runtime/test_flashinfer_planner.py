@@ -35,6 +35,7 @@ def build(folder: Path) -> None:
     subprocess.run([*gcc, "-o", folder / "libcudart.so.13", TESTS / "fake_cudart.c", *names], check=True)
     subprocess.run([*gcc, "-o", folder / "libcuda.so", "-x", "c", "/dev/null", "-Wl,-soname,libcuda.so.1"], check=True)
     shutil.copy(folder / "libcuda.so", folder / "libcuda.so.1")
+    shutil.copy(folder / "libcudart.so.13", folder / "libcudart.so")
 
 
 def test_real_planners_list_the_work_that_our_arrays_describe() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -26,25 +25,15 @@ from tests import flashinfer_standin
 from tests.golden.test_cache_never_changes_answers import NEW, prompts, together, transformers_greedy
 
 from ..conftest import MakeTiny
-from .trees import place
+from .trees import decode_step, place
 
 CPU = torch.device("cpu")
 NUM_SLOTS = 480
 ALWAYS = CostModel(price=0.0, max_levels=2)
 
 
-def decode_step(rng: random.Random, branches: int, page_size: int, cost: CostModel | None) -> AttnBatch:
-    """A row for each branch, over a prefix that they share and perhaps one that some of them share."""
-    tree = RadixTree(SlotPool(NUM_SLOTS, page_size))
-    prefix = list(range(page_size * rng.randint(1, 3)))
-    ends = []
-    for i in range(branches):
-        half = [300 + i % 2] * page_size * rng.randint(0, 1)
-        ends.append(place(tree, [*prefix, *half, *range(400 + 20 * i, 400 + 20 * i + page_size * rng.randint(1, 3))]))
-    tree.commit()
-    for i, node in enumerate(ends):
-        tree.append(node, array("i", [1000 + i]))
-    return attn_batch(build_layout(tree.fresh_nodes(), []), NUM_SLOTS, CPU, page_size, cost)
+def decode_batch(rng: random.Random, branches: int, page_size: int, cost: CostModel | None) -> AttnBatch:
+    return attn_batch(decode_step(rng, branches, NUM_SLOTS, page_size), NUM_SLOTS, CPU, page_size, cost)
 
 
 @pytest.mark.parametrize("cost", [None, ALWAYS])
@@ -53,7 +42,7 @@ def decode_step(rng: random.Random, branches: int, page_size: int, cost: CostMod
 def test_rows_that_are_added_change_nothing_for_the_others(seed: int, page_size: int, cost: CostModel | None) -> None:
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    batch = decode_step(rng, rng.randint(1, 11), page_size, cost)
+    batch = decode_batch(rng, rng.randint(1, 11), page_size, cost)
     shape = shape_of(batch)
     assert shape is not None and shape.rows in SIZES and shape.rows >= batch.num_rows
     padded = fill_up(batch, shape, NUM_SLOTS // page_size)
@@ -72,15 +61,15 @@ def test_rows_that_are_added_change_nothing_for_the_others(seed: int, page_size:
 
 def test_what_is_no_plain_decode_step_is_not_recorded() -> None:
     rng = random.Random(0)
-    assert shape_of(decode_step(rng, 3, 1, None)) == Shape(4, ())
-    assert shape_of(decode_step(rng, 4, 1, None)) == Shape(4, ())
+    assert shape_of(decode_batch(rng, 3, 1, None)) == Shape(4, ())
+    assert shape_of(decode_batch(rng, 4, 1, None)) == Shape(4, ())
     tree = RadixTree(SlotPool(NUM_SLOTS, 1))
     place(tree, [1, 2, 3])
     assert shape_of(attn_batch(build_layout(tree.fresh_nodes(), []), NUM_SLOTS, CPU)) is None  # three rows of one path
-    batch = decode_step(rng, 6, 1, ALWAYS)
+    batch = decode_batch(rng, 6, 1, ALWAYS)
     many = AttnBatch((*[batch.flat] * 2, batch.flat), batch.flat, batch.write_slots, 6)
     assert shape_of(many) == Shape(8, (8, 8))
-    crowd = decode_step(rng, 9, 1, None)
+    crowd = decode_batch(rng, 9, 1, None)
     assert shape_of(AttnBatch((crowd.flat, crowd.flat), crowd.flat, crowd.write_slots, 9)) is None  # nine groups shared
 
 
