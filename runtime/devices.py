@@ -78,7 +78,17 @@ def gpu_lacks(device: torch.device) -> str | None:
     if capability >= LEAST_CAPABILITY:
         return None
     have, need = (".".join(map(str, version)) for version in (capability, LEAST_CAPABILITY))
-    return f"{torch.cuda.get_device_name(device)} has compute capability {have}, and {need} is needed"
+    return f"{gpu_name(device)} has compute capability {have}, and {need} is needed"
+
+
+def gpu_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all that the device was told."""
+    if is_gpu(device) and torch.cuda.is_available():
+        torch.cuda.synchronize(device)
 
 
 def half_precision(device: torch.device) -> torch.dtype:

@@ -14,7 +14,6 @@ from .devices import CPU
 from .kv import KVPool
 from .layout import Layout
 from .model import Model, StepInput
-from .transfers import Transfers, transfers_for
 
 
 class Runner(Protocol):
@@ -44,12 +43,10 @@ class StepRunner:
         cost: CostModel,
         pool: KVPool,
         replays: Replays | None = None,
-        transfers: Transfers | None = None,
     ) -> None:
         """`cost` says when a span is worth reading once for several rows."""
         self._model, self._attention, self._cost, self._pool = model, attention, cost, pool
         self._replays = replays
-        self._transfers = transfers or transfers_for(model.device)
 
     def forward(self, layout: Layout) -> Tensor:
         batch = attn_batch(layout, self._pool.scratch, CPU, self._pool.page_size, self._cost)
@@ -57,7 +54,7 @@ class StepRunner:
             return logits
         self._attention.plan(batch, self._model.specs)
         sizes = [batch.num_rows] * 3 + [len(layout.logit_rows)]
-        integers = self._transfers.upload(step_integers(batch, layout))
+        integers = self._pool.transfers.upload(step_integers(batch, layout))
         return self._model.forward(step_input(integers, sizes, self._attention, self._pool))
 
     def close(self) -> None:

@@ -93,6 +93,7 @@ class FlashInferAttention:
             dtype: of queries, keys and values.
         """
         self._library, self._device, self._dtype = library, device, dtype
+        self.version: str = getattr(library, "__version__", "")
         self._transfers = transfers or transfers_for(device)
         self._workspace = torch.zeros(LEAST_WORKSPACE, dtype=torch.uint8, device=device)
         self._sets = [Wrappers(self._plain_wrapper) for _ in range(2)]

@@ -172,6 +172,7 @@ def test_every_tensor_of_a_step_is_on_the_gpu(mode: FakeTensorMode, config: Any,
     transfers, library = FakeTransfers(mode), FakeLibrary()
     model = LlamaModel(FakeWeights(), config, dtype=torch.bfloat16, device=GPU)
     pool = KVPool(NUM_SLOTS, model.specs, torch.bfloat16, GPU)
+    pool.transfers = transfers
     attention = FlashInferAttention(library, GPU, torch.bfloat16, transfers)
     recorded: list[Callable[[], Tensor]] = []
 
@@ -180,7 +181,7 @@ def test_every_tensor_of_a_step_is_on_the_gpu(mode: FakeTensorMode, config: Any,
         return run
 
     replays = Graphs(model, attention, pool, transfers, record) if recording else None
-    steps = StepRunner(model, attention, CostModel(price=0.0), pool, replays, transfers)
+    steps = StepRunner(model, attention, CostModel(price=0.0), pool, replays)
     drawer = DeviceDrawer(frozenset({2}), TorchOperations(), transfers)
     for seed in range(6):
         make = real(decode_step if seed % 2 else lambda rng, size: random_step(rng, NUM_SLOTS)[2])

@@ -100,7 +100,7 @@ def test_whole_models_give_the_tokens_of_transformers(
         attention = FlashInferAttention(flashinfer_standin, CPU, torch.float32)
         transfers = DirectTransfers(CPU)
         graphs = Graphs(model, attention, pool, transfers, record)
-        return StepRunner(model, attention, ALWAYS, pool, graphs, transfers)
+        return StepRunner(model, attention, ALWAYS, pool, graphs)
 
     monkeypatch.setattr(engine, "runner_for", runner_for)
     with Engine(folder, num_slots=2048, page_size=page_size, max_step_tokens=64, max_running=8) as running:
@@ -122,7 +122,7 @@ def test_a_graph_that_cannot_be_recorded_is_told_once_and_steps_go_on(
     def runner_for(model: Any, pool: Any, *_: Any) -> StepRunner:
         attention = FlashInferAttention(flashinfer_standin, CPU, torch.float32)
         graphs = Graphs(model, attention, pool, DirectTransfers(CPU), fails)
-        return StepRunner(model, attention, ALWAYS, pool, graphs, DirectTransfers(CPU))
+        return StepRunner(model, attention, ALWAYS, pool, graphs)
 
     monkeypatch.setattr(engine, "runner_for", runner_for)
     with Engine(folder, num_slots=512) as running:
