@@ -1,6 +1,6 @@
 """From where on it pays, on this GPU, to read a span once for several rows: timed at the first start, kept on disk.
 
-A shared level costs launches and a merge, whatever it spares. So decode steps are timed with one and without, over shared
+A shared level costs launches and a merge, whatever it spares. So decode steps are timed with one and without, over
 spans of growing length, until sharing wins for good. To measure again, delete `cascade-*.json` in the cache folder.
 """
 

@@ -48,6 +48,8 @@ class EngineConfig:
     jump_forward: text that a constraint forces is taken without a forward pass for each of its tokens; greedily, the
         tokens are the same either way.
     cuda_graphs: on a GPU, steps in which requests only decode are recorded once for each size, and launched whole.
+    tensor_parallel: so many GPUs, from `device` on, compute together, each in a process of its own with a share of the
+        model and of the keys and values. For models like Llama whose heads can be divided so.
     context_length: positions at most; None takes the model's own.
     host_cache_bytes: host memory for keys and values that were evicted, to bring them back from. 0 is none.
     disk_cache_bytes, disk_cache_path: the same in files in a folder, for what host memory has no room for. They go when
@@ -67,6 +69,7 @@ class EngineConfig:
     max_running: int = 256
     jump_forward: bool = True
     cuda_graphs: bool = True
+    tensor_parallel: int = 1
     context_length: int | None = None
     host_cache_bytes: int = 0
     disk_cache_bytes: int = 0
@@ -77,7 +80,8 @@ class EngineConfig:
         for name in ("jump_forward", "cuda_graphs"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"Engine: {name} must be True or False, got {shown(getattr(self, name))}.")
-        for name in ("threads", "num_slots", "page_size", "max_step_tokens", "max_running", "context_length"):
+        sizes = ("page_size", "max_step_tokens", "max_running", "tensor_parallel")
+        for name in ("threads", "num_slots", "context_length", *sizes):
             value = getattr(self, name)
             if (name in ("threads", "num_slots") and value == "auto") or (name == "context_length" and value is None):
                 continue
@@ -109,6 +113,9 @@ class EngineConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise RequestError(f"Engine: {name} must be 0 or a number of bytes, got {shown(value)}.")
+        for name in ("quantization", "host_cache_bytes", "disk_cache_bytes"):
+            if self.tensor_parallel > 1 and getattr(self, name):
+                raise RequestError(f"Engine: {name} and tensor_parallel do not go together. Leave one of them out.")
         if bool(self.disk_cache_bytes) != (self.disk_cache_path is not None):
             raise RequestError(
                 f"Engine: disk_cache_bytes ({self.disk_cache_bytes}) and disk_cache_path ({self.disk_cache_path!r}) "

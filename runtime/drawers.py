@@ -13,12 +13,12 @@ from .transfers import transfers_for
 
 def drawer_for(device: torch.device, eos_ids: frozenset[int]) -> Drawer:
     """Both give the same tokens, up to rounding of float64."""
-    return DeviceDrawer(eos_ids, _operations(), transfers_for(device)) if is_gpu(device) else HostDrawer(eos_ids)
+    return DeviceDrawer(eos_ids, _operations(device), transfers_for(device)) if is_gpu(device) else HostDrawer(eos_ids)
 
 
-def _operations() -> Operations:
+def _operations(device: torch.device) -> Operations:
     if isinstance(triton(), Missing):
         return TorchOperations()
     from .gpu_draws import GpuOperations
 
-    return GpuOperations(flashinfer())
+    return GpuOperations(flashinfer(), torch.ones(1, 64, device=device))

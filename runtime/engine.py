@@ -19,6 +19,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from .kv import KVPool, bytes_per_slot
 from .loop import Ask, StepLoop
 from .model.load import load_model
 from .models import resolve
+from .parallel import Team
 from .params import GenerateParams, generate_params
 from .penalties import Repeated
 from .picture import TreePicture, picture
@@ -53,7 +55,7 @@ from .scheduler import Scheduler
 from .slots import SlotPool
 from .stats import Stats
 from .stops import StopMatcher
-from .tiers import Tiers, open_tiers
+from .tiers import open_tiers
 from .tokenizer import Tokenizer
 from .tree import RadixTree
 
@@ -81,13 +83,30 @@ class Engine:
         folder = resolve(model)
         self.name: str = str(model)
         self.tokenizer: Tokenizer = Tokenizer(folder)
-        dtype, quantization = self.config.torch_dtype(device), self.config.quantization
+        dtype = self.config.torch_dtype(device)
         threads = self.config.num_threads(device)
         if threads is not None:
             torch.set_num_threads(threads)  # before there is a thread that computes
         self.num_threads: int = torch.get_num_threads()
+        team: Team | None = None
+        if self.config.tensor_parallel > 1:
+            team = Team(self.config.tensor_parallel, folder, dtype, device, self.num_threads)
+            device = team.devices[0]
+        self._closing = closing = ExitStack()
+        if team is not None:
+            closing.callback(team.close)
+        try:
+            self._start(folder, dtype, device, team)
+        except BaseException:
+            closing.close()
+            raise
+        self._finalizer = weakref.finalize(self, closing.close)
+
+    def _start(self, folder: Path, dtype: torch.dtype, device: torch.device, team: Team | None) -> None:
+        """Load the model and begin; `_closing` has what must end."""
+        quantization, split = self.config.quantization, team.links.split() if team else None
         with no_memory(device, "the weights", f"a smaller model, or dtype (now {dtype})"):
-            net = load_model(folder, dtype=dtype, device=device, quantization=quantization)
+            net = load_model(folder, dtype=dtype, device=device, quantization=quantization, split=split)
         self.model = net
         self.context_length = self.config.context_length or net.context_length
         if self.context_length > net.context_length:
@@ -113,6 +132,9 @@ class Engine:
             page_size,
         )
         self._tiers = open_tiers(self.config, pool)
+        closing = self._closing
+        if self._tiers is not None:
+            closing.callback(self._tiers.close)
         vocab = Vocab(
             self.tokenizer.token_bytes,
             self.tokenizer.special_ids,
@@ -136,14 +158,15 @@ class Engine:
             tiers=self._tiers,
         )
         self._loop = StepLoop(
-            runner_for(net, pool, self.config.cuda_graphs),
+            runner_for(net, pool, cuda_graphs=self.config.cuda_graphs, team=team),
             drawer_for(device, self.tokenizer.eos_ids),
             scheduler,
             self.tokenizer.eos_ids,
             self.context_length,
             jump_forward=self.config.jump_forward,
         )
-        self._finalizer = weakref.finalize(self, _close, self._loop, self._compiler, self._tiers)
+        closing.callback(self._loop.close)
+        closing.callback(self._compiler.close)
 
     def __enter__(self) -> Self:
         return self
@@ -483,7 +506,9 @@ class Engine:
 
         Raises:
             CacheError: the file cannot be written; an older one of this name is as it was.
+            RequestError: the engine runs in several processes, of which each has a part of the keys and values.
         """
+        self._check_alone("save_cache")
         target = Path(path).expanduser()
         copied = self._ask(lambda scheduler: saved.copy_tree(scheduler.tree, self._pool))
         saved.write(copied, target, self._cached_for)
@@ -498,7 +523,9 @@ class Engine:
 
         Raises:
             CacheError: the file cannot be read, is torn, or was saved by another model; nothing has changed.
+            RequestError: as for `save_cache`.
         """
+        self._check_alone("load_cache")
         found = saved.read(Path(path).expanduser(), self._cached_for, self.model.vocab_size, self._pool)
         return self._ask(lambda scheduler: saved.merge(found, scheduler.tree, self._pool))
 
@@ -507,6 +534,10 @@ class Engine:
         answer: Future[T] = Future()
         self._loop.post(Ask(query, answer))
         return answer.result()
+
+    def _check_alone(self, what: str) -> None:
+        if (size := self.config.tensor_parallel) > 1:
+            raise RequestError(f"Engine: {what} is for engines of one process; this one has {size}.")
 
     def _checked(self, tokens: Sequence[int]) -> array[int]:
         try:
@@ -550,10 +581,3 @@ def _judge(on_done: Callable[[Any], None], constraint: Constraint, result: objec
         violation = constraint.violation(result.text) if result.complete else ""
         result = replace(result, exact=constraint.exact, warnings=constraint.warnings, violation=violation)
     on_done(result)
-
-
-def _close(loop: StepLoop, compiler: Compiler, tiers: Tiers | None) -> None:
-    compiler.close()
-    loop.close()
-    if tiers is not None:
-        tiers.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from .device_draws import Filters, TorchOperations
 from .gpu_kernels import draw_kernel, mask_kernel
 from .libraries import Missing
 
+log = logging.getLogger("branchwise")
+
 BLOCK = 1024
 """Scores that one program looks at."""
 
@@ -18,8 +21,16 @@ BLOCK = 1024
 class GpuOperations(TorchOperations):
     """`library` is FlashInfer, or says why it is missing: then torch sorts."""
 
-    def __init__(self, library: Any | Missing) -> None:
+    def __init__(self, library: Any | Missing, probe: Tensor | None = None) -> None:
+        """`probe`: float32 [1, n] on the GPU, to try the library out with."""
         self._library = None if isinstance(library, Missing) else library
+        if self._library is not None and probe is not None:
+            try:
+                self._library.top_k_renorm_probs(probe, torch.ones(1, dtype=torch.int32, device=probe.device))
+                self._library.top_p_renorm_probs(probe, probe[0, :1])
+            except Exception as error:
+                log.warning("top-k and top-p sort in torch, slower: FlashInfer's cannot be used (%r)", error)
+                self._library = None
 
     def mask(self, x: Tensor, rows: Tensor, bits: Tensor) -> None:
         grid = len(rows), -(-x.shape[1] // BLOCK)

@@ -45,11 +45,12 @@ class StepRunner:
         replays: Replays | None = None,
     ) -> None:
         """`cost` says when a span is worth reading once for several rows."""
-        self._model, self._attention, self._cost, self._pool = model, attention, cost, pool
+        self.cost = cost
+        self._model, self._attention, self._pool = model, attention, pool
         self._replays = replays
 
     def forward(self, layout: Layout) -> Tensor:
-        batch = attn_batch(layout, self._pool.scratch, CPU, self._pool.page_size, self._cost)
+        batch = attn_batch(layout, self._pool.scratch, CPU, self._pool.page_size, self.cost)
         if self._replays is not None and (logits := self._replays.forward(batch, layout)) is not None:
             return logits
         self._attention.plan(batch, self._model.specs)

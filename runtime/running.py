@@ -13,11 +13,24 @@ from .graphs import Graphs, record_on
 from .kv import KVPool
 from .model import Model
 from .model.llama import LlamaModel
-from .runner import StepRunner
+from .parallel import ParallelRunner, Settings, Team
+from .runner import Runner, StepRunner
 
 
-def runner_for(model: Model, pool: KVPool, cuda_graphs: bool) -> StepRunner:
-    """Decode steps of the Llama family are recorded on a GPU if `cuda_graphs`; others' code may wait for the GPU."""
+def runner_for(model: Model, pool: KVPool, *, cuda_graphs: bool = True, team: Team | None = None) -> Runner:
+    """Decode steps of the Llama family are recorded on a GPU if `cuda_graphs`; others' code may wait for the GPU.
+
+    Those of a team are not: that has not been tried.
+    """
+    runner = _alone(model, pool, cuda_graphs=cuda_graphs and team is None)
+    if team is None:
+        return runner
+    cost = runner.cost  # whoever measured: all ranks must share alike
+    team.begin(Settings(pool.scratch, pool.page_size, cost.price, cost.max_levels, cost.least_saved))
+    return ParallelRunner(runner, team)
+
+
+def _alone(model: Model, pool: KVPool, *, cuda_graphs: bool) -> StepRunner:
     attention, cost = attention_for(model, pool)
     if not (is_gpu(model.device) and isinstance(attention, FlashInferAttention)):
         return StepRunner(model, attention, cost, pool)

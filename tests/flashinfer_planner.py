@@ -9,23 +9,12 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
+from importlib import import_module
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-LIBRARY = ctypes.CDLL("libcudart.so.13", mode=ctypes.RTLD_GLOBAL)
-_empty = torch.empty
-
-
-def _unpinned(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-    return _empty(*size, **options)
-
-
-torch.empty = _unpinned  # type: ignore[assignment]  # memory is pinned by CUDA, which is not there
-
-import flashinfer
 
 from branchwise.runtime.attention import AttnSpec, Level, attn_batch
 from branchwise.runtime.attention.flashinfer import FlashInferAttention
@@ -35,13 +24,25 @@ from tests.runtime.trees import decode_step, random_step
 
 CPU = torch.device("cpu")
 HEADS, KV, SIZE, NUM_SLOTS = 6, 2, 64, 480
-FIELDS = "padded rows rows_offset tile request q_tile kv_tile merge o_indptr chunk v s mask graph split".split()
+FIELDS = "padded rows rows_offset tile request q_tile kv_tile merge o_indptr chunk v s mask graph split"
 """Of a plan's vector of integers, in its order; places are in bytes of the integer workspace."""
+
+
+def load() -> tuple[Any, Any]:
+    """The fake libcudart, and FlashInfer upon it."""
+    runtime = ctypes.CDLL("libcudart.so.13", mode=ctypes.RTLD_GLOBAL)
+    empty = torch.empty
+
+    def unpinned(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return empty(*size, **options)
+
+    torch.empty = unpinned  # type: ignore[assignment]  # memory is pinned by CUDA, which is not there
+    return runtime, import_module("flashinfer")
 
 
 def planned(wrapper: Any) -> tuple[dict[str, int], set[tuple[int, int, int]], int]:
     """A plan: its integers, the work items that it lists (group, tile of queries, part of the keys), size of a part."""
-    plan = dict(zip(FIELDS, wrapper._plan_info, strict=False))
+    plan = dict(zip(FIELDS.split(), wrapper._plan_info, strict=False))
     memory = wrapper._int_workspace_buffer.numpy().view("int32")
     lists = [memory[plan[name] // 4 :][: plan["padded"]].tolist() for name in ("request", "q_tile", "kv_tile")]
     return plan, set(zip(*lists, strict=True)), int(memory[plan["chunk"] // 4])
@@ -60,6 +61,7 @@ def expected(level: Level, plan: dict[str, int], chunk: int) -> set[tuple[int, i
 
 
 def main(trees: int) -> None:
+    runtime, flashinfer = load()
     made: list[Any] = []
 
     def wrapper(*args: Any, **options: Any) -> Any:
@@ -86,9 +88,9 @@ def main(trees: int) -> None:
             batch, graphs = fill_up(batch, shape, NUM_SLOTS // page_size), graphs + 1
             recorded = attention.record(batch, 4096)
         attention.plan(batch, [spec], recorded)
-        before = LIBRARY.fake_launches()
+        before = runtime.fake_launches()
         attention.forward(0, torch.zeros(batch.num_rows, HEADS, SIZE, dtype=torch.bfloat16), k, v)
-        assert LIBRARY.fake_launches() - before >= len(batch.levels), "a level was not launched"
+        assert runtime.fake_launches() - before >= len(batch.levels), "a level was not launched"
         for number, level in enumerate(batch.levels):
             plan, found, chunk = planned(attention._wrappers.get(spec, number))
             wanted = expected(level, plan, chunk)

@@ -10,6 +10,9 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from place import Place
+from random_model import SMALL, RandomWeights, write_folder
+from report import NotHere
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
@@ -20,8 +23,8 @@ from branchwise.runtime.attention import AttnSpec, Level, attn_batch
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.attention.reference import ReferenceAttention
 from branchwise.runtime.device_draws import DeviceDrawer, TorchOperations
-from branchwise.runtime.draws import Draw, Drawer, HostDrawer
 from branchwise.runtime.drawers import drawer_for
+from branchwise.runtime.draws import Draw, Drawer, HostDrawer
 from branchwise.runtime.graphs import Graphs
 from branchwise.runtime.kv import KVPool
 from branchwise.runtime.libraries import Missing, triton
@@ -31,10 +34,6 @@ from branchwise.runtime.request import Request
 from branchwise.runtime.runner import StepRunner
 from branchwise.runtime.sampling import SamplingParams
 from tests.runtime.trees import decode_step, random_step
-
-from place import Place
-from random_model import SMALL, RandomWeights, write_folder
-from report import NotHere
 
 NEAR = 5e-3
 """How far a result in bfloat16 may be from that in float32, by norm."""
@@ -93,7 +92,8 @@ def wrappers(place: Place, size: int, *, plain: bool) -> str:
                 expected, expected_lse = reference.partial(level, 0, q.float(), k.float(), v.float())
                 seen = expected_lse > -math.inf
                 assert torch.equal(lse > -math.inf, seen), "rows with and without keys are mistaken"
-                worst = max(worst, distance(out[seen], expected[seen]), distance(lse[seen].exp(), expected_lse[seen].exp()))
+                sums, expected_sums = lse[seen].exp(), expected_lse[seen].exp()
+                worst = max(worst, distance(out[seen], expected[seen]), distance(sums, expected_sums))
                 assert float(out[~seen].abs().sum()) == 0, "rows without a key are not zero"
                 count += 1
     assert worst < 2 * NEAR, f"{worst:.2e} from float32"
@@ -128,7 +128,7 @@ def own_rows(place: Place) -> str:
     """Norms, turned queries, stored keys, activations: FlashInfer's and our kernels against torch."""
     if not place.gpu:
         raise NotHere("kernels for rows run on a GPU")
-    rows, plain, spec = gpu_rows(place.dtype), TorchRows(), AttnSpec(8, 2, 64, 0.125)
+    rows, plain, spec = gpu_rows(place.dtype, place.device), TorchRows(), AttnSpec(8, 2, 64, 0.125)
     if type(rows) is TorchRows:
         raise NotHere("there is no Triton here")
     pools = [KVPool(64, [spec], place.dtype, place.device) for _ in range(2)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from report import NotHere
 from torch import Tensor
 
 from branchwise.runtime.attention.flashinfer import FlashInferAttention
@@ -16,8 +17,6 @@ from branchwise.runtime.graphs import Record, record_on
 from branchwise.runtime.libraries import Missing, flashinfer
 from branchwise.runtime.transfers import Transfers, transfers_for
 from tests import flashinfer_standin
-
-from report import NotHere
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 """Dense bfloat16 floating-point operations a second, as the manufacturer gives them."""
@@ -58,7 +57,7 @@ class Place:
         return torch.randn(shape, device=self.device).to(self.dtype)
 
     def poison(self, *shape: int) -> None:
-        """Leave numbers that are none where the next tensors of this size will lie: what is not written is then seen."""
+        """Leave nan where the next tensors of this size will lie: what is not written is then seen."""
         for dtype in (self.dtype, torch.float32):
             torch.full(shape, torch.nan, dtype=dtype, device=self.device)
 

@@ -57,7 +57,8 @@ class Report:
                 verdict, detail = "SKIP", str(reason)
             except Exception as error:
                 place = traceback.extract_tb(error.__traceback__)[-1]
-                verdict, detail = "FAIL", f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+                where = f"{Path(place.filename).name}:{place.lineno}"
+                verdict, detail = "FAIL", f"{type(error).__name__}: {error} ({where})"
         found = Verdict(name, verdict, " ".join(detail.split())[:400], round(time.monotonic() - started, 1))
         self.verdicts.append(found)
         print(f"{found.verdict}  {found.name}: {found.detail}  [{found.seconds} s]", flush=True)

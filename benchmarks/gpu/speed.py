@@ -1,4 +1,4 @@
-"""How fast it is, beside what the GPU allows: decoding, prompts, branches, and the workloads of the other benchmarks."""
+"""How fast it is, beside what the GPU allows: decoding, prompts, branches, and the other benchmarks' workloads."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from unittest import mock
 
 from harness import measure
 from peers.with_branchwise import Branchwise
+from place import Place
+from random_model import EIGHT_B, ONE_B, SMALL, Shape, random_engine
+from report import NotHere, Report
 from steps import Branches, step_s
 from workloads import Writer
 
@@ -19,10 +22,6 @@ from branchwise.runtime import calibration
 from branchwise.runtime.attention import AttnSpec
 from branchwise.runtime.attention.flashinfer import cost_model
 from branchwise.runtime.attention.levels import CostModel
-
-from place import Place
-from random_model import EIGHT_B, ONE_B, SMALL, Shape, random_engine
-from report import NotHere, Report
 
 WORKLOADS = ("few_shot", "tree_of_thought", "self_consistency_64", "no_sharing", "one_stream", "first_token_cold",
              "first_token_warm")  # fmt: skip
@@ -34,7 +33,9 @@ class Speed:
 
     def __init__(self, place: Place, shape: Shape, report: Report, folder: Path) -> None:
         self._place, self._shape, self._report = place, shape, report
-        options: dict[str, Any] = {"num_slots": 4096, "max_step_tokens": 256} if place.small else {"max_step_tokens": 8192}
+        options: dict[str, Any] = {"max_step_tokens": 8192}
+        if place.small:
+            options = {"max_step_tokens": 256, "num_slots": 4096}
         with _backend(place):
             self.engine = random_engine(folder, shape, device=place.device, dtype=str(place.dtype)[6:], **options)
 
@@ -48,7 +49,8 @@ class Speed:
         name = f"{self._shape.name}: decode of {branches.count}"
         told = self._report.figure(f"{name}, tokens", branches.count / seconds, "tokens/s")
         least = 0.8 if self._shape.name == "8B" else None
-        return f"{told}; {self._report.figure(f'{name}, share of the bandwidth floor', floor / seconds, '', least=least)}"
+        share = self._report.figure(f"{name}, share of the bandwidth floor", floor / seconds, "", least=least)
+        return f"{told}; {share}"
 
     def idle(self) -> str:
         """How much of a step the GPU waits: a step beside what its graph alone takes, so draws count as waiting."""
@@ -83,11 +85,11 @@ class Speed:
         """64 branches over 8,192 shared tokens, read once and read by each."""
         branches = Branches(4, 256, 24) if self._place.small else Branches(64, 8192, 64)
         runner: Any = self.engine._loop._runner
-        cost, times = runner._cost, []
+        cost, times = runner.cost, []
         for each in (cost, CostModel(max_levels=0)):
-            runner._cost = each
+            runner.cost = each
             times.append(step_s(self.engine, branches))
-        runner._cost = cost
+        runner.cost = cost
         name = f"{self._shape.name}: {branches.count} branches over {branches.shared:,}"
         least = None if self._place.small else 3.0
         told = self._report.figure(f"{name}, tokens", branches.count / times[0], "tokens/s")
@@ -96,15 +98,15 @@ class Speed:
     def workload(self, name: str) -> str:
         """A workload as it is, and with nothing read once for several rows."""
         runner: Any = self.engine._loop._runner
-        cost, told, system = runner._cost, [], Branchwise(self.engine)
+        cost, told, system = runner.cost, [], Branchwise(self.engine)
         for suffix, each in (("", cost), (", cascade off", CostModel(max_levels=0))):
-            runner._cost = each
+            runner.cost = each
             found = measure(system, name)
             unit = "s" if found["unit"] == "seconds" else f"{found['unit']}/s"
             told.append(self._report.figure(f"{self._shape.name}: {name}{suffix}", float(str(found["value"])), unit))
             if name.startswith(("first_token", "one_stream", "no_sharing")):
                 break  # nothing is shared
-        runner._cost = cost
+        runner.cost = cost
         return "; ".join(told)
 
 

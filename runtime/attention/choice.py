@@ -7,6 +7,7 @@ import logging
 from ..devices import gpu_lacks, is_cpu, is_gpu
 from ..kv import KVPool
 from ..libraries import Missing, flashinfer, triton
+from ..messages import shortened
 from ..model import Model
 from . import Attention
 from .cpu import CpuAttention, is_available
@@ -32,8 +33,14 @@ def _on_gpu(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:
     if reason is None:
         library = flashinfer()
         if not isinstance(library, Missing):
-            return FlashInferAttention(library, model.device, pool.dtype), cost_model(model.specs, pool.dtype)
-        reason = library.reason
+            attention = FlashInferAttention(library, model.device, pool.dtype)
+            try:
+                attention.try_out(model.specs)
+                return attention, cost_model(model.specs, pool.dtype)
+            except Exception as error:  # no compiler, a driver that is too old for what was compiled, and what else not
+                reason = f"{type(error).__name__}: {shortened(' '.join(str(error).split()), 300)}"
+        else:
+            reason = library.reason
     missing = triton()
     if lacks is None and not isinstance(missing, Missing):
         from .triton import TritonAttention

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices import synchronize
 from ..libraries import DTYPES
 from ..transfers import Transfers, transfers_for
 from . import AttnBatch, AttnSpec, Level
@@ -98,7 +99,23 @@ class FlashInferAttention:
         self._workspace = torch.zeros(LEAST_WORKSPACE, dtype=torch.uint8, device=device)
         self._sets = [Wrappers(self._plain_wrapper) for _ in range(2)]
         self._step = 0
+        self._specs: Sequence[AttnSpec] = ()
         self._indices: dict[tuple[AttnSpec, int], Tensor] = {}  # of recorded steps, which never run at once
+
+    def try_out(self, specs: Sequence[AttnSpec]) -> None:
+        """Plan and run a step of one row and one key for each kind of layer, and a merge.
+
+        FlashInfer compiles its modules when they are first used. What that raises if it cannot is raised here.
+        """
+        one, ends = torch.ones(1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+        level = Level(ends, ends, torch.zeros(1, dtype=torch.int32), one, 1, causal=True)
+        for spec in dict.fromkeys(specs):
+            self._specs = (spec,)
+            keys = torch.zeros(1, spec.num_kv_heads, spec.head_dim, dtype=self._dtype, device=self._device)
+            q = torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=self._dtype, device=self._device)
+            out, lse = self.partial(level, 0, q, keys, keys)
+            self._library.merge_state_in_place(out, lse, out.clone(), lse.clone())
+        synchronize(self._device)
 
     def plan(self, batch: AttnBatch, specs: Sequence[AttnSpec], recorded: Wrappers | None = None) -> None:
         """Prepare a step; `recorded`: what `record` gave for a step of this shape."""

@@ -6,6 +6,7 @@ it reads and writes is small, so launches are what it costs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,16 +19,27 @@ from ..libraries import Missing
 from .family import ACTIVATIONS
 from .rows import Angles, TorchRows
 
+log = logging.getLogger("branchwise")
+
 
 class GpuRows(TorchRows):
     """`library` is FlashInfer, or says why it is missing: then torch does what it would."""
 
-    def __init__(self, library: Any | Missing) -> None:
+    def __init__(self, library: Any | Missing, probe: Tensor | None = None) -> None:
+        """`probe`: [1, n] on the GPU, to try the library out with, as it compiles what it has when it is first used."""
         self._library = None if isinstance(library, Missing) else library
         self._gates: dict[Callable[[Tensor], Tensor], Any] = {}
         if self._library is not None:
             gelu = ACTIVATIONS["gelu_pytorch_tanh"]
             self._gates = {F.silu: self._library.silu_and_mul, gelu: self._library.gelu_tanh_and_mul}
+        if self._library is not None and probe is not None:
+            try:
+                self._library.fused_add_rmsnorm(probe.clone(), probe.clone(), probe[0], 1.0)
+                for gate in self._gates.values():
+                    gate(probe)
+            except Exception as error:
+                log.warning("norms and activations run in plain torch, slower: FlashInfer's cannot be used (%r)", error)
+                self._library, self._gates = None, {}
 
     def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         if self._library is None:

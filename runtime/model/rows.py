@@ -126,7 +126,7 @@ class CompiledRows:
 def rows_for(dtype: torch.dtype, device: torch.device) -> Rows:
     """The fastest there is by now, for one step; the first call begins to load what is compiled."""
     if is_gpu(device):
-        return gpu_rows(dtype)
+        return gpu_rows(dtype, device)
     if not is_cpu(device) or dtype not in (torch.float32, torch.bfloat16):
         return _TORCH
     coming = loading_kernels(dtype == torch.bfloat16)
@@ -135,13 +135,13 @@ def rows_for(dtype: torch.dtype, device: torch.device) -> Rows:
 
 
 @cache
-def gpu_rows(dtype: torch.dtype) -> Rows:
+def gpu_rows(dtype: torch.dtype, device: torch.device) -> Rows:
     """On a GPU: FlashInfer's kernels for norms and activations and one of ours for the rest, as far as there are."""
     if dtype not in DTYPES or isinstance(triton(), Missing):
         return _TORCH
     from .gpu_rows import GpuRows
 
-    return GpuRows(flashinfer())
+    return GpuRows(flashinfer(), torch.zeros(1, 64, dtype=dtype, device=device))
 
 
 @cache

@@ -148,7 +148,7 @@ def real(function: Any) -> Any:
 def mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     """A GPU that there is not. What makes index arrays on the host goes on to make real ones."""
     monkeypatch.setattr(devices, "GPU", GPU.type)
-    monkeypatch.setattr(rows, "gpu_rows", lambda dtype: rows.TorchRows())  # our own kernels need a GPU to launch on
+    monkeypatch.setattr(rows, "gpu_rows", lambda dtype, device: rows.TorchRows())  # ours need a GPU
     for module, names in HOST.items():
         for name in names.split():
             owner, _, attribute = name.rpartition(".")

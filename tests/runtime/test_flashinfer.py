@@ -202,6 +202,21 @@ def test_an_old_gpu_and_a_dtype_that_flashinfer_has_not_are_named(
     assert "(it has compute capability 7.0, and 8.0 is needed)" in caplog.messages[1]
 
 
+def test_a_library_that_cannot_compile_its_kernels_is_named(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrapper(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("Could not find nvcc:\n  install it")
+
+    broken = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=wrapper)
+    monkeypatch.setattr(choice, "flashinfer", lambda: broken)
+    monkeypatch.setattr(choice, "is_gpu", lambda device: True)
+    gpu.device = torch.device("meta")
+    attention, _ = choice.attention_for(gpu, SimpleNamespace(dtype=torch.bfloat16))  # type: ignore[arg-type]  # a pool's dtype
+    assert isinstance(attention, ReferenceAttention)
+    assert "FlashInfer cannot be used (RuntimeError: Could not find nvcc: install it; nor Triton" in caplog.text
+
+
 def test_a_library_that_cannot_be_imported_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     libraries.flashinfer.cache_clear()

@@ -31,7 +31,7 @@ def random_step(
 
 
 def decode_step(rng: random.Random, branches: int, num_slots: int = 256, page_size: int = 1) -> Layout:
-    """A row for each branch, over a prefix that all share and perhaps one that half of them share; all logits wanted."""
+    """A row for each branch, over a prefix that all share and perhaps one that half of them share."""
     tree = RadixTree(SlotPool(num_slots, page_size))
     prefix = list(range(page_size * rng.randint(1, 3)))
     ends = []
