@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,10 +46,9 @@ def choose_device(name: str | torch.device | None) -> torch.device:
         device = torch.device(name)
         if is_gpu(device) and (reason := no_gpu_because()) is not None:
             raise EngineError(f"Engine: device {str(name)!r} cannot be used: {reason or 'no GPU is found'}")
-        torch.empty(1, device=device)
+        return torch.empty(1, device=device).device  # a GPU with its number: tensors there say that they are on it
     except (RuntimeError, AssertionError) as error:  # what torch raises for a device it lacks differs by build
         raise EngineError(f"Engine: device {str(name)!r} cannot be used: {error}") from error
-    return device
 
 
 def no_gpu_because() -> str | None:
@@ -83,6 +84,11 @@ def gpu_lacks(device: torch.device) -> str | None:
 
 def gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device)
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Where kernels are launched that are not torch's, by this thread: they take the GPU that is current."""
+    return torch.cuda.device(device) if is_gpu(device) and torch.cuda.is_available() else nullcontext()
 
 
 def synchronize(device: torch.device) -> None:

@@ -32,7 +32,7 @@ from .config import EngineConfig, auto_num_slots, check_memory, engine_config, n
 from .constrain import Compiler, Constraint
 from .constrain.forced import forced_text
 from .constrain.vocab import Vocab
-from .devices import gib, is_cpu
+from .devices import gib, is_cpu, on
 from .drawers import drawer_for
 from .drawing import as_dot
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
@@ -96,7 +96,8 @@ class Engine:
         if team is not None:
             closing.callback(team.close)
         try:
-            self._start(folder, dtype, device, team)
+            with on(device):
+                self._start(folder, dtype, device, team)
         except BaseException:
             closing.close()
             raise

@@ -44,7 +44,8 @@ class GpuOperations(TorchOperations):
         scores = x[filters.rows]
         scaled = (scores.double() / filters.temperature).float()
         left = self._library.top_k_renorm_probs(scaled.softmax(-1), filters.top_k[:, 0].int())
-        left = self._library.top_p_renorm_probs(left, filters.top_p[:, 0].float())
+        nucleus = self._library.top_p_renorm_probs(left, filters.top_p[:, 0].float())
+        left = torch.where(filters.top_p < 1, nucleus, left)
         least = filters.min_p.float() * left.amax(-1, keepdim=True)
         x[filters.rows] = scores.masked_fill((left <= 0) | (left < least), -torch.inf)
 

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from .devices import on
 from .draws import Draw, Drawer
 from .errors import EngineClosed, EngineError
 from .gil import SHORT_TURNS
@@ -134,11 +135,12 @@ class StepLoop:
     def _run(self) -> None:
         end = EngineClosed("the engine was closed.")
         try:
-            while self._take_messages():
-                with SHORT_TURNS:
-                    self._step()
-                for watch in self.watchers:
-                    watch(self._scheduler)
+            with on(self._runner.device):
+                while self._take_messages():
+                    with SHORT_TURNS:
+                        self._step()
+                    for watch in self.watchers:
+                        watch(self._scheduler)
         except Exception as error:
             log.exception("the engine's step loop failed")
             end = EngineClosed(f"the engine has ended: its step loop failed: {error!r}")

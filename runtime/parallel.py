@@ -78,7 +78,6 @@ class Links:
         self._control = dist.ProcessGroupGloo(dist.PrefixStore("control", store), rank, size, IDLE)
         self._data: Any = self._control
         if is_gpu(device):
-            torch.cuda.set_device(device)
             self._data = dist.ProcessGroupNCCL(
                 dist.PrefixStore("data", store), rank, size, dist.ProcessGroupNCCL.Options()
             )
@@ -190,6 +189,10 @@ class ParallelRunner:
 
     def __init__(self, runner: Runner, team: Team) -> None:
         self._runner, self._team = runner, team
+
+    @property
+    def device(self) -> torch.device:
+        return self._runner.device
 
     def forward(self, layout: Layout) -> Tensor:
         return self._team.forward(self._runner, layout)

@@ -10,6 +10,7 @@ import torch
 
 from .attention.choice import attention_for
 from .attention.levels import CostModel
+from .devices import on
 from .kv import KVPool
 from .model.load import load_model
 from .parallel import HOST, STARTING, Job, Links, Settings, dist
@@ -21,6 +22,12 @@ def main(job: Job) -> None:
     """Load a share of the model, and follow."""
     torch.set_num_threads(job.threads)
     device, dtype = torch.device(job.device), getattr(torch, job.dtype)
+    with on(device):
+        follow(job, device, dtype)
+
+
+def follow(job: Job, device: torch.device, dtype: torch.dtype) -> None:
+    """Run what rank 0 sends, until it ends."""
     store = dist.TCPStore(HOST, job.port, job.size, is_master=False, timeout=STARTING)
     links = Links(store, job.rank, job.size, device)
     model = load_model(Path(job.folder), dtype=dtype, device=device, split=links.split())

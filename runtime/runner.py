@@ -19,6 +19,10 @@ from .model import Model, StepInput
 class Runner(Protocol):
     """Runs steps, one after the other, on the engine's thread."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where the logits are."""
+
     def forward(self, layout: Layout) -> Tensor:
         """Compute the rows of a step; float32 logits [L, V] of those wanted, until the next call."""
 
@@ -48,6 +52,10 @@ class StepRunner:
         self.cost = cost
         self._model, self._attention, self._pool = model, attention, pool
         self._replays = replays
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
 
     def forward(self, layout: Layout) -> Tensor:
         batch = attn_batch(layout, self._pool.scratch, CPU, self._pool.page_size, self.cost)

@@ -81,6 +81,8 @@ class PinnedTransfers:
         return values.pin_memory()
 
     def upload(self, values: Tensor) -> Tensor:
+        if not values.numel():  # there is nothing to pin
+            return values.to(self._device)
         return values.pin_memory().to(self._device, non_blocking=True)
 
     def download(self, values: Tensor, into: Tensor) -> None:

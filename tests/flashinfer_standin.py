@@ -77,6 +77,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         for buffer in given:
             need_int32(buffer, None, "a buffer")
 
+    def reset_workspace_buffer(self, floats: Tensor, integers: Tensor) -> None:
+        need(floats.dtype == integers.dtype == torch.uint8, "workspaces are bytes")
+
     def plan(
         self,
         qo_indptr: Tensor,

@@ -28,6 +28,9 @@ from .levels import CostModel
 HEAD_DIMS = (64, 128, 256)
 
 LEAST_WORKSPACE = 256 << 20
+INTEGERS = 1 << 20
+"""Bytes for the plan of a recorded step, which has few rows."""
+
 SPLITS = 264
 """Work items at most where the planner splits the keys of a batch, on the largest GPUs: two for each processor."""
 
@@ -48,8 +51,16 @@ def unsupported(specs: Sequence[AttnSpec], dtype: torch.dtype) -> str | None:
     return None
 
 
+def merges(spec: AttnSpec, dtype: torch.dtype) -> bool:
+    """Whether its kernel that merges takes so many heads: all of a row's are one block of 1,024 threads at most."""
+    numbers = max(16 // dtype.itemsize, spec.head_dim // 32)  # of a thread
+    return spec.head_dim // numbers * spec.num_q_heads <= 1024
+
+
 def cost_model(specs: Sequence[AttnSpec], dtype: torch.dtype) -> CostModel:
     """When sharing a span pays: when the keys and values of a layer that need not be read are worth its launches."""
+    if not all(merges(spec, dtype) for spec in specs):
+        return CostModel(max_levels=0)
     widest = max(2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize for spec in specs)
     return CostModel(price=6.0, max_levels=2, least_saved=WORTH_BYTES / widest)
 
@@ -100,7 +111,9 @@ class FlashInferAttention:
         self._sets = [Wrappers(self._plain_wrapper) for _ in range(2)]
         self._step = 0
         self._specs: Sequence[AttnSpec] = ()
-        self._indices: dict[tuple[AttnSpec, int], Tensor] = {}  # of recorded steps, which never run at once
+        # Of recorded steps, which never run at once, nor does one begin to run that was not planned just before.
+        self._indices: dict[tuple[AttnSpec, int], Tensor] = {}
+        self._integers: dict[tuple[AttnSpec, int], Tensor] = {}
 
     def try_out(self, specs: Sequence[AttnSpec]) -> None:
         """Plan and run a step of one row and one key for each kind of layer, and a merge.
@@ -114,7 +127,8 @@ class FlashInferAttention:
             keys = torch.zeros(1, spec.num_kv_heads, spec.head_dim, dtype=self._dtype, device=self._device)
             q = torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=self._dtype, device=self._device)
             out, lse = self.partial(level, 0, q, keys, keys)
-            self._library.merge_state_in_place(out, lse, out.clone(), lse.clone())
+            if merges(spec, self._dtype):
+                self._library.merge_state_in_place(out, lse, out.clone(), lse.clone())
         synchronize(self._device)
 
     def plan(self, batch: AttnBatch, specs: Sequence[AttnSpec], recorded: Wrappers | None = None) -> None:
@@ -141,8 +155,9 @@ class FlashInferAttention:
             levels = batch.levels if spec.window is None else (batch.flat,)
             if (spec, number) not in self._indices:
                 self._indices[spec, number] = self._empty(most_pages)
+                self._integers[spec, number] = torch.zeros(INTEGERS, dtype=torch.uint8, device=self._device)
             groups = len(levels[number].last_page_len)
-            return self._library.BatchPrefillWithPagedKVCacheWrapper(
+            wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(
                 self._workspace,
                 "NHD",
                 use_cuda_graph=True,
@@ -152,6 +167,8 @@ class FlashInferAttention:
                 paged_kv_last_page_len_buf=self._empty(groups),
                 backend="fa2",
             )
+            wrapper.reset_workspace_buffer(self._workspace, self._integers[spec, number])  # its own are 8 MiB each
+            return wrapper
 
         return Wrappers(make)
 
@@ -177,7 +194,7 @@ class FlashInferAttention:
         return self._batch.levels if spec.window is None else (self._batch.flat,)
 
     def _run(self, wrapper: Any, level: Level, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)  # else it fills them with zeros
+        out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)  # else it fills them with zeros
         wrapper.run(q, _paged(k_pool, v_pool, level.page_size), out=out, lse=lse, return_lse=True)
         return out, lse
 

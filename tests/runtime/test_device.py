@@ -96,7 +96,10 @@ class FakeLibrary:
     def BatchPrefillWithPagedKVCacheWrapper(self, workspace: Tensor, layout: str, **options: Any) -> Any:  # its name
         assert workspace.device == GPU and options.pop("backend") == "fa2"
         assert all(value is True or (value.device == GPU and value.dtype == torch.int32) for value in options.values())
-        return SimpleNamespace(plan=self._plan, run=self._run)
+        return SimpleNamespace(plan=self._plan, run=self._run, reset_workspace_buffer=self._reset)
+
+    def _reset(self, floats: Tensor, integers: Tensor) -> None:
+        assert floats.device == integers.device == GPU
 
     def _plan(self, **arguments: Any) -> None:
         for name in ("qo_indptr", "paged_kv_indptr", "paged_kv_last_page_len"):

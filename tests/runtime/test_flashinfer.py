@@ -20,6 +20,7 @@ from branchwise.runtime.attention.flashinfer import (
     LEAST_WORKSPACE,
     FlashInferAttention,
     cost_model,
+    merges,
     unsupported,
     workspace_bytes,
 )
@@ -139,6 +140,14 @@ def test_what_its_kernels_do_not_take_is_named() -> None:
     assert unsupported([fine], torch.bfloat16) is None
     assert unsupported([fine], torch.float32) == "its kernels take float16 and bfloat16, not torch.float32"
     assert unsupported([fine, small], torch.float16) == "its kernels take heads of 64, 128, 256 numbers, not 32"
+
+
+def test_more_heads_than_it_can_merge_share_nothing() -> None:
+    """So many threads of a block: what its kernel for merges has been seen to take."""
+    for heads, size in ((128, 64), (64, 128), (32, 256)):
+        assert merges(AttnSpec(heads, 8, size, 1.0), torch.bfloat16)
+        assert not merges(AttnSpec(2 * heads, 8, size, 1.0), torch.bfloat16)
+    assert cost_model([AttnSpec(128, 8, 128, 1.0)], torch.bfloat16).max_levels == 0
 
 
 def test_sharing_must_be_worth_its_launches() -> None:

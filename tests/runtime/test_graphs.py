@@ -96,7 +96,7 @@ def test_whole_models_give_the_tokens_of_transformers(
 ) -> None:
     folder, asked, record = make_tiny(kind), prompts(5), Counting()
 
-    def runner_for(model: Any, pool: Any, *_: Any) -> StepRunner:
+    def runner_for(model: Any, pool: Any, **_: Any) -> StepRunner:
         attention = FlashInferAttention(flashinfer_standin, CPU, torch.float32)
         transfers = DirectTransfers(CPU)
         graphs = Graphs(model, attention, pool, transfers, record)
@@ -119,7 +119,7 @@ def test_a_graph_that_cannot_be_recorded_is_told_once_and_steps_go_on(
     def fails(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    def runner_for(model: Any, pool: Any, *_: Any) -> StepRunner:
+    def runner_for(model: Any, pool: Any, **_: Any) -> StepRunner:
         attention = FlashInferAttention(flashinfer_standin, CPU, torch.float32)
         graphs = Graphs(model, attention, pool, DirectTransfers(CPU), fails)
         return StepRunner(model, attention, ALWAYS, pool, graphs)
