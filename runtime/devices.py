@@ -82,6 +82,10 @@ def gpu_lacks(device: torch.device) -> str | None:
     return f"{gpu_name(device)} has compute capability {have}, and {need} is needed"
 
 
+def gpu_count() -> int:
+    return torch.cuda.device_count()
+
+
 def gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device)
 

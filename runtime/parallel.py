@@ -22,7 +22,7 @@ import torch.distributed
 from torch import Tensor
 
 from .attention import int32
-from .devices import CPU, is_gpu
+from .devices import CPU, gpu_count, is_gpu
 from .errors import EngineError
 from .layout import Layout
 from .model.split import Split
@@ -209,7 +209,7 @@ def ranks(device: torch.device, size: int) -> Sequence[torch.device]:
     """
     if not is_gpu(device):
         return [CPU] * size
-    first, count = device.index or 0, torch.cuda.device_count()
+    first, count = device.index or 0, gpu_count()
     if first + size > count:
         raise EngineError(f"Engine: tensor_parallel {size} from {device} on takes more GPUs than there are ({count}).")
     return [torch.device(device.type, first + rank) for rank in range(size)]

@@ -71,6 +71,7 @@ def run(place: Place, report: Report, folder: Path) -> None:
     check("our kernels: attention", partial(numerics.own_attention, place))
     check("draws", partial(numerics.draws, place))
     check("golden tokens", partial(numerics.golden, place, folder))
+    check("log-probabilities", partial(numerics.scores, place, folder))
     for size in (64, 128):
         check(f"FlashInfer, heads of {size}", partial(numerics.wrappers, place, size, plain=True))
     check("random trees, cascade and plain", partial(numerics.trees, place))

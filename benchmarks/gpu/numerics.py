@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from place import Place
+from place import Place, backend
 from random_model import SMALL, RandomWeights, write_folder
 from report import NotHere
 from torch import Tensor
@@ -226,3 +226,26 @@ def golden(place: Place, folder: Path) -> str:
             found = [list(engine.generate(p, max_tokens=24, temperature=0, ignore_eos=True).tokens) for p in prompts]
             assert found == expected, "other tokens"
     return f"{len(prompts)} prompts, 24 tokens each, cold and warm"
+
+
+def scores(place: Place, folder: Path) -> str:
+    """Log-probabilities in the engine's own dtype, where many rows share a prompt, beside transformers in float32."""
+    torch.manual_seed(0)
+    folder = write_folder(folder / "scores", SMALL)
+    made = AutoModelForCausalLM.from_config(SMALL.config(initializer_range=0.1), dtype=torch.float32)
+    disable_progress_bar()
+    made.save_pretrained(folder)
+    made = made.to(place.device).eval()
+    prompt = list(range(1000, 1200))
+    continuations = [[2000 + 7 * i + j * j for j in range(8)] for i in range(12)]
+    expected = []
+    for continuation in continuations:
+        ids = torch.tensor([prompt + continuation], device=place.device)
+        rows = made(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected.append(rows.gather(1, ids[0, len(prompt) :, None])[:, 0])
+    name = str(place.dtype).removeprefix("torch.")
+    with backend(place), Engine(folder, device=place.device, dtype=name, num_slots=4096) as engine:
+        found = torch.tensor(engine.score(prompt, continuations), device=place.device)
+    apart = float((found - torch.stack(expected)).abs().mean())
+    assert apart < (0.05 if place.gpu else 1e-4), f"{apart:.2e} nats apart"
+    return f"{len(continuations)} continuations of 8 tokens, {apart:.1e} nats apart on average"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from report import NotHere
 from torch import Tensor
 
 from branchwise.runtime.attention.flashinfer import FlashInferAttention
+from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.devices import is_gpu
 from branchwise.runtime.graphs import Record, record_on
 from branchwise.runtime.libraries import Missing, flashinfer
@@ -91,3 +94,17 @@ class Place:
         size = 512 if self.small else 8192
         a, b = self.random(size, size), self.random(size, size)
         return 2 * size**3 / self.seconds(lambda: a @ b), "of what a large product reaches"
+
+
+@contextmanager
+def backend(place: Place) -> Iterator[None]:
+    """Engines that are made here run on the GPU's backend, on a CPU over what stands in for FlashInfer."""
+    if place.gpu:
+        yield
+        return
+
+    def attention_for(model: Any, pool: Any) -> tuple[Any, CostModel]:
+        return place.attention(), CostModel(price=0.0, max_levels=2)
+
+    with mock.patch("branchwise.runtime.running.attention_for", attention_for):
+        yield

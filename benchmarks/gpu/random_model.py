@@ -114,7 +114,7 @@ def write_folder(folder: Path, shape: Shape) -> Path:
 def random_engine(folder: Path, shape: Shape, **options: Any) -> Engine:
     """An engine like any other, but for where its weights come from."""
 
-    def load(folder: Path, *, dtype: torch.dtype, device: torch.device, quantization: None) -> LlamaModel:
+    def load(folder: Path, *, dtype: torch.dtype, device: torch.device, **_: None) -> LlamaModel:
         return LlamaModel(RandomWeights(dtype, device), read_config(folder), dtype=dtype, device=device)
 
     patched = {"load_model": load, "resolve": Path}  # there are no weights to be found in the folder

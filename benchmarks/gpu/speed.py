@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from harness import measure
 from peers.with_branchwise import Branchwise
-from place import Place
+from place import Place, backend
 from random_model import EIGHT_B, ONE_B, SMALL, Shape, random_engine
 from report import NotHere, Report
 from steps import Branches, step_s
@@ -20,7 +17,6 @@ from workloads import Writer
 
 from branchwise.runtime import calibration
 from branchwise.runtime.attention import AttnSpec
-from branchwise.runtime.attention.flashinfer import cost_model
 from branchwise.runtime.attention.levels import CostModel
 
 WORKLOADS = ("few_shot", "tree_of_thought", "self_consistency_64", "no_sharing", "one_stream", "first_token_cold",
@@ -36,7 +32,7 @@ class Speed:
         options: dict[str, Any] = {"max_step_tokens": 8192}
         if place.small:
             options = {"max_step_tokens": 256, "num_slots": 4096}
-        with _backend(place):
+        with backend(place):
             self.engine = random_engine(folder, shape, device=place.device, dtype=str(place.dtype)[6:], **options)
 
     def decode(self) -> str:
@@ -129,20 +125,6 @@ def check_all(place: Place, shape: Shape, report: Report, folder: Path) -> None:
     for name in SMALL_WORKLOADS if place.small else WORKLOADS:
         report.check(f"{shape.name}: {name}", partial(speed.workload, name))
     speed.engine.close()
-
-
-@contextmanager
-def _backend(place: Place) -> Iterator[None]:
-    """On a CPU, the GPU's backend over what stands in for FlashInfer."""
-    if place.gpu:
-        yield
-        return
-
-    def attention_for(model: Any, pool: Any) -> tuple[Any, CostModel]:
-        return place.attention(), cost_model(model.specs, pool.dtype)
-
-    with mock.patch("branchwise.runtime.running.attention_for", attention_for):
-        yield
 
 
 def worth_sharing(place: Place, report: Report) -> str:
