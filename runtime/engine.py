@@ -13,6 +13,7 @@ import logging
 import operator
 import os
 import random
+import re
 import sys
 import time
 import weakref
@@ -158,8 +159,10 @@ class Engine:
             policy=self.config.policy,
             tiers=self._tiers,
         )
+        runner = runner_for(net, pool, cuda_graphs=self.config.cuda_graphs, team=team)
+        self.attention_name: str = runner.attention_name
         self._loop = StepLoop(
-            runner_for(net, pool, cuda_graphs=self.config.cuda_graphs, team=team),
+            runner,
             drawer_for(device, self.tokenizer.eos_ids),
             scheduler,
             self.tokenizer.eos_ids,
@@ -426,6 +429,8 @@ class Engine:
     def prompt_tokens(self, prompt: str | Sequence[int]) -> array[int]:
         """The ids of a prompt: text is encoded as the start of a conversation, ids are checked."""
         if isinstance(prompt, str):
+            if not prompt.isascii() and re.search("[\ud800-\udfff]", prompt):
+                raise RequestError("the prompt has half a character in it: a surrogate without its other half.")
             return array("i", self.tokenizer.encode(prompt, at_start=True, control=True))
         return self._checked(prompt)
 

@@ -194,6 +194,10 @@ class ParallelRunner:
     def device(self) -> torch.device:
         return self._runner.device
 
+    @property
+    def attention_name(self) -> str:
+        return self._runner.attention_name
+
     def forward(self, layout: Layout) -> Tensor:
         return self._team.forward(self._runner, layout)
 

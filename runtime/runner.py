@@ -23,6 +23,10 @@ class Runner(Protocol):
     def device(self) -> torch.device:
         """Where the logits are."""
 
+    @property
+    def attention_name(self) -> str:
+        """Of the backend that computes attention: "cpu", "flashinfer", "triton", "reference"."""
+
     def forward(self, layout: Layout) -> Tensor:
         """Compute the rows of a step; float32 logits [L, V] of those wanted, until the next call."""
 
@@ -56,6 +60,10 @@ class StepRunner:
     @property
     def device(self) -> torch.device:
         return self._model.device
+
+    @property
+    def attention_name(self) -> str:
+        return type(self._attention).__name__.removesuffix("Attention").lower()
 
     def forward(self, layout: Layout) -> Tensor:
         batch = attn_batch(layout, self._pool.scratch, CPU, self._pool.page_size, self.cost)
