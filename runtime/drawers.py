@@ -17,7 +17,7 @@ def drawer_for(device: torch.device, eos_ids: frozenset[int]) -> Drawer:
 
 
 def _operations(device: torch.device) -> Operations:
-    if isinstance(triton(), Missing):
+    if isinstance(triton(device), Missing):
         return TorchOperations()
     from .gpu_draws import GpuOperations
 

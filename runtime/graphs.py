@@ -63,12 +63,13 @@ class Graphs:
     ) -> None:
         self._model, self._attention, self._pool = model, attention, pool
         self._transfers, self._record = transfers, record
+        self._windows = any(spec.window is not None for spec in model.specs)
         self._recorded: dict[Shape, Recorded] = {}
         self._failed = False
 
     def forward(self, batch: AttnBatch, layout: Layout) -> Tensor | None:
         """float32 logits [L, V] of the wanted rows, until the next call; None: this step is not for a graph."""
-        shape = shape_of(batch)
+        shape = shape_of(batch, windows=self._windows)
         if shape is None or self._failed or not layout.logit_rows:
             return None
         page = self._pool.scratch // self._pool.page_size
@@ -106,12 +107,17 @@ class Graphs:
         return values.flatten()
 
 
-def shape_of(batch: AttnBatch) -> Shape | None:
-    """The smallest shape that a step fits in, or None: it has segments of several rows, or too much of something."""
-    if batch.num_rows != len(batch.flat.last_page_len):
+def shape_of(batch: AttnBatch, *, windows: bool = True) -> Shape | None:
+    """The smallest shape that a step fits in, or None: it has segments of several rows, or too much of something.
+
+    Args:
+        windows: some layer has one, and so needs whole paths.
+    """
+    if batch.num_rows != len(batch.levels[-1].last_page_len):
         return None
     rows = next((size for size in SIZES if size >= batch.num_rows), None)
-    if rows is None or max(int(level.kv_indptr[-1]) for level in (*batch.levels, batch.flat)) + rows > MOST_PAGES:
+    levels = (*batch.levels, batch.flat) if windows else batch.levels
+    if rows is None or max(int(level.kv_indptr[-1]) for level in levels) + rows > MOST_PAGES:
         return None
     filled = rows > batch.num_rows  # these rows are one more group
     needed = [len(level.last_page_len) + filled for level in batch.levels[:-1]]
@@ -125,7 +131,7 @@ def fill_up(batch: AttnBatch, shape: Shape, page: int) -> AttnBatch:
     *shared, own = batch.levels
     levels = [_with_groups(level, groups, shape.rows) for level, groups in zip(shared, shape.groups, strict=True)]
     filled = _with_rows(own, more, page)
-    flat = filled if batch.flat is own else _with_rows(batch.flat, more, page)
+    flat = (lambda: _with_rows(batch.flat, more, page)) if shared else lambda: filled
     return AttnBatch((*levels, filled), flat, batch.write_slots, shape.rows)
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from .devices import synchronize
+from .messages import shortened
+
 DTYPES = (torch.float16, torch.bfloat16)
 """What FlashInfer's kernels compute in."""
 
@@ -30,9 +33,20 @@ def flashinfer() -> Any | Missing:
 
 
 @cache
-def triton() -> Any | Missing:
-    """The module `triton`, in which our own kernels are written."""
-    return _imported("triton")
+def triton(device: torch.device) -> Any | Missing:
+    """The module `triton`, in which our own kernels are written, if they run on this GPU: it needs a C compiler."""
+    found = _imported("triton")
+    if isinstance(found, Missing):
+        return found
+    from .gpu_kernels import mask_kernel
+
+    try:
+        row, word = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, dtype=torch.int32, device=device)
+        mask_kernel[1, 1](torch.zeros(32, device=device), row, word, 32, 1, BLOCK=32)
+        synchronize(device)
+    except Exception as error:
+        return Missing(f"its kernels cannot be run: {type(error).__name__}: {shortened(str(error), 300)}")
+    return found
 
 
 def _imported(name: str) -> Any | Missing:

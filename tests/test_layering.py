@@ -26,6 +26,7 @@ LATE = {
     ("runtime/attention/kernels.py", ".ragged"): "numba and its compiler, in a thread of their own; may be missing",
     ("runtime/draws.py", ".draw_kernel"): "numba and its compiler, in a thread of their own; may be missing",
     ("runtime/drawers.py", ".gpu_draws"): "Triton, which only GPUs need; may be missing",
+    ("runtime/libraries.py", ".gpu_kernels"): "Triton, which only GPUs need; may be missing",
     ("runtime/model/fused.py", ".fused_kernel"): "numba and its compiler, in a thread of their own; may be missing",
     ("runtime/model/rows.py", ".gpu_rows"): "Triton, which only GPUs need; may be missing",
     ("runtime/model/rows.py", ".rowwise"): "numba and its compiler, in a thread of their own; may be missing",

@@ -104,7 +104,7 @@ def own_attention(place: Place) -> str:
     """Our own kernels, in float32 and in 16 bits, for heads that FlashInfer has not."""
     if not place.gpu:
         raise NotHere("our kernels run on a GPU; the tests run them in Triton's interpreter")
-    if isinstance(missing := triton(), Missing):
+    if isinstance(missing := triton(place.device), Missing):
         raise NotHere(missing.reason)
     from branchwise.runtime.attention.triton import TritonAttention
 

@@ -41,13 +41,18 @@ def _on_gpu(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:
                 reason = f"{type(error).__name__}: {shortened(' '.join(str(error).split()), 300)}"
         else:
             reason = library.reason
-    missing = triton()
-    if lacks is None and not isinstance(missing, Missing):
-        from .triton import TritonAttention
+    if lacks is None:
+        missing = triton(model.device)
+        if not isinstance(missing, Missing):
+            from .triton import TritonAttention
 
-        log.warning("attention runs on kernels of our own, slower: FlashInfer cannot be used (%s)", reason)
-        return TritonAttention(model.device), cost_model(model.specs, pool.dtype)
-    if isinstance(missing, Missing):
+            own = TritonAttention(model.device)
+            try:
+                own.try_out(model.specs, pool.dtype)
+                log.warning("attention runs on kernels of our own, slower: FlashInfer cannot be used (%s)", reason)
+                return own, cost_model(model.specs, pool.dtype)
+            except Exception as error:  # heads too large for this GPU
+                missing = Missing(f"{type(error).__name__}: {shortened(str(error), 300)}")
         reason += f"; nor Triton: {missing.reason}"
     log.warning("attention runs in plain torch, right and slow: FlashInfer cannot be used (%s)", reason)
     return ReferenceAttention(), CostModel()

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..devices import synchronize
 from ..libraries import DTYPES
 from ..transfers import Transfers, transfers_for
-from . import AttnBatch, AttnSpec, Level
+from . import AttnBatch, AttnSpec, Level, one_key
 from .levels import CostModel
 
 HEAD_DIMS = (64, 128, 256)
@@ -120,13 +120,11 @@ class FlashInferAttention:
 
         FlashInfer compiles its modules when they are first used. What that raises if it cannot is raised here.
         """
-        one, ends = torch.ones(1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
-        level = Level(ends, ends, torch.zeros(1, dtype=torch.int32), one, 1, causal=True)
         for spec in dict.fromkeys(specs):
             self._specs = (spec,)
             keys = torch.zeros(1, spec.num_kv_heads, spec.head_dim, dtype=self._dtype, device=self._device)
             q = torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=self._dtype, device=self._device)
-            out, lse = self.partial(level, 0, q, keys, keys)
+            out, lse = self.partial(one_key(), 0, q, keys, keys)
             if merges(spec, self._dtype):
                 self._library.merge_state_in_place(out, lse, out.clone(), lse.clone())
         synchronize(self._device)
@@ -153,7 +151,7 @@ class FlashInferAttention:
 
         def make(spec: AttnSpec, number: int) -> Any:
             levels = batch.levels if spec.window is None else (batch.flat,)
-            if (spec, number) not in self._indices:
+            if (spec, number) not in self._indices or len(self._indices[spec, number]) < most_pages:
                 self._indices[spec, number] = self._empty(most_pages)
                 self._integers[spec, number] = torch.zeros(INTEGERS, dtype=torch.uint8, device=self._device)
             groups = len(levels[number].last_page_len)

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..devices import synchronize
 from ..gpu_kernels import attend_kernel, merge_kernel, next_power_of_2
 from ..transfers import Transfers, transfers_for
-from . import AttnBatch, AttnSpec, Level
+from . import AttnBatch, AttnSpec, Level, one_key
 
 LANES = 64
 """Rows times query heads of a key head that an item has at most; 16 at least, which tensor cores multiply."""
@@ -47,7 +48,8 @@ class TritonAttention:
     """Work is planned once a step for each kind of layer."""
 
     def __init__(self, device: torch.device, transfers: Transfers | None = None) -> None:
-        self._transfers = transfers or transfers_for(device)
+        self._device, self._transfers = device, transfers or transfers_for(device)
+        self._specs: Sequence[AttnSpec] = ()
 
     def plan(self, batch: AttnBatch, specs: Sequence[AttnSpec]) -> None:
         self._specs = specs
@@ -55,6 +57,15 @@ class TritonAttention:
             spec: self._upload(batch.levels if spec.window is None else (batch.flat,), spec, batch.num_rows)
             for spec in dict.fromkeys(specs)
         }
+
+    def try_out(self, specs: Sequence[AttnSpec], dtype: torch.dtype) -> None:
+        """Run a step of one row and one key for each kind of layer; raises what Triton does where it cannot."""
+        for spec in dict.fromkeys(specs):
+            self._specs = (spec,)
+            keys = torch.zeros(1, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=self._device)
+            q = torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=dtype, device=self._device)
+            self.partial(one_key(), 0, q, keys, keys)
+        synchronize(self._device)
 
     def forward(self, layer: int, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> Tensor:
         spec = self._specs[layer]
@@ -65,7 +76,8 @@ class TritonAttention:
         return attend(self._upload((level,), spec, len(q)), spec, q, k_pool, v_pool)
 
     def _upload(self, levels: Sequence[Level], spec: AttnSpec, num_rows: int) -> Items:
-        rows = max(1, LANES // (spec.num_q_heads // spec.num_kv_heads))
+        lanes = LANES if spec.head_dim <= 128 else LANES // 2  # they are kept in shared memory, with a block of keys
+        rows = max(1, lanes // (spec.num_q_heads // spec.num_kv_heads))
         found, slots = items_of(levels, rows, spec.window)
         starts, parts = parts_of(found, num_rows, rows)
         arrays = found, slots, starts, parts

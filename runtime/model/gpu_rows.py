@@ -42,7 +42,7 @@ class GpuRows(TorchRows):
                 self._library, self._gates = None, {}
 
     def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        if self._library is None:
+        if self._library is None or not len(x):  # no logits are wanted, and it launches no empty grid
             return super().add_norm(x, more, weight, eps)
         if more is None:
             normed: Tensor = self._library.rmsnorm(x, weight, eps)

@@ -137,7 +137,7 @@ def rows_for(dtype: torch.dtype, device: torch.device) -> Rows:
 @cache
 def gpu_rows(dtype: torch.dtype, device: torch.device) -> Rows:
     """On a GPU: FlashInfer's kernels for norms and activations and one of ours for the rest, as far as there are."""
-    if dtype not in DTYPES or isinstance(triton(), Missing):
+    if dtype not in DTYPES or isinstance(triton(device), Missing):
         return _TORCH
     from .gpu_rows import GpuRows
 

@@ -182,7 +182,7 @@ def test_whole_models_give_the_tokens_of_transformers(
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A model on a GPU that there is not: as much of one as is looked at when a backend is chosen."""
     for name in ("flashinfer", "triton"):
-        monkeypatch.setattr(choice, name, lambda name=name: Missing(f"no {name} here"))
+        monkeypatch.setattr(choice, name, lambda *_, name=name: Missing(f"no {name} here"))
     monkeypatch.setattr(choice, "gpu_lacks", lambda device: None)
     return SimpleNamespace(device=torch.device("cuda"), specs=[AttnSpec(H, K, D, 1.0)])
 
@@ -204,7 +204,7 @@ def test_an_old_gpu_and_a_dtype_that_flashinfer_has_not_are_named(
     with caplog.at_level(logging.WARNING, "branchwise"):
         choice.attention_for(gpu, SimpleNamespace(dtype=torch.float32))  # type: ignore[arg-type]  # a pool's dtype
         monkeypatch.setattr(choice, "gpu_lacks", lambda device: "it has compute capability 7.0, and 8.0 is needed")
-        monkeypatch.setattr(choice, "triton", lambda: SimpleNamespace())
+        monkeypatch.setattr(choice, "triton", lambda device: SimpleNamespace())
         attention, _ = choice.attention_for(gpu, SimpleNamespace(dtype=torch.bfloat16))  # type: ignore[arg-type]  # likewise
     assert isinstance(attention, ReferenceAttention)
     assert "(its kernels take float16 and bfloat16, not torch.float32; nor Triton" in caplog.messages[0]

@@ -67,10 +67,11 @@ def test_what_is_no_plain_decode_step_is_not_recorded() -> None:
     place(tree, [1, 2, 3])
     assert shape_of(attn_batch(build_layout(tree.fresh_nodes(), []), NUM_SLOTS, CPU)) is None  # three rows of one path
     batch = decode_batch(rng, 6, 1, ALWAYS)
-    many = AttnBatch((*[batch.flat] * 2, batch.flat), batch.flat, batch.write_slots, 6)
+    many = AttnBatch((*[batch.flat] * 2, batch.flat), batch.make_flat, batch.write_slots, 6)
     assert shape_of(many) == Shape(8, (8, 8))
     crowd = decode_batch(rng, 9, 1, None)
-    assert shape_of(AttnBatch((crowd.flat, crowd.flat), crowd.flat, crowd.write_slots, 9)) is None  # nine groups shared
+    nine = AttnBatch((crowd.flat, crowd.flat), crowd.make_flat, crowd.write_slots, 9)
+    assert shape_of(nine) is None  # so many groups of a shared level
 
 
 class Counting:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from branchwise.runtime import libraries
 from branchwise.runtime.attention import AttnSpec, attn_batch
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.attention.reference import ReferenceAttention
@@ -87,6 +88,18 @@ def test_queries_are_turned_and_keys_and_values_stored(turns: bool) -> None:
     torch.testing.assert_close(ours, expected)
     for mine, other in zip(pools[0].k + pools[0].v, pools[1].k + pools[1].v, strict=True):
         torch.testing.assert_close(mine, other)
+
+
+def test_it_is_tried_out_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = AttnSpec(4, 2, 24, 1.0)
+    TritonAttention(CPU).try_out([spec, spec], torch.float16)
+    libraries.triton.cache_clear()
+    assert not isinstance(libraries.triton(CPU), Missing)
+    libraries.triton.cache_clear()
+    monkeypatch.setattr("branchwise.runtime.gpu_kernels.mask_kernel", None)
+    missing = libraries.triton(CPU)
+    libraries.triton.cache_clear()
+    assert isinstance(missing, Missing) and missing.reason.startswith("its kernels cannot be run: TypeError: ")
 
 
 def operations(monkeypatch: pytest.MonkeyPatch) -> tuple[GpuOperations, TorchOperations]:
