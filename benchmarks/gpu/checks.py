@@ -54,7 +54,7 @@ def main(description: str) -> int:
         print(f"FAIL  device: {error}")
         return 1
     report = Report(LIMIT_S, options.only)
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         run(place, report, Path(folder))
     print("", report.table(), "", sep="\n")
     counts = [f"{sum(v.verdict == kind for v in report.verdicts)} {kind}" for kind in ("PASS", "FAIL", "SKIP")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,6 +68,12 @@ class Place:
     def synchronize(self) -> None:
         if self.gpu:
             torch.cuda.synchronize(self.device)
+
+    def release(self) -> None:
+        """Give the memory back of what is not used any more."""
+        gc.collect()
+        if self.gpu:
+            torch.cuda.empty_cache()
 
     def seconds(self, run: Callable[[], object], repeats: int = 10) -> float:
         """The least of some: all that was launched is done."""
