@@ -152,8 +152,8 @@ class _Plan:
         self.changes += changes.values()
 
     def _mask(self, place: int, allowed: Tensor, size: int) -> None:
-        self.masked_rows.append(place)
         self.masks.append(packed(allowed, size))
+        self.masked_rows.append(place)
 
 
 def on_host(values: Sequence[object] | NDArray[np.generic], dtype: type[np.generic]) -> Tensor:

@@ -114,6 +114,7 @@ def total_bytes(device: torch.device) -> int:
 
 def free_bytes(device: torch.device) -> int:
     if is_gpu(device):
+        torch.cuda.empty_cache()  # what torch keeps for later is free, too
         return torch.cuda.mem_get_info(device)[0]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([free, *_cgroup_room()])

@@ -98,16 +98,21 @@ def test_failures_are_those_of_their_requests() -> None:
     def broken() -> Tensor:
         raise ValueError("a mask that cannot be had")
 
+    large, fine = torch.ones(SIZE + 64).bool(), torch.arange(SIZE) == 7
     options: list[dict[str, Any]] = [
         {"sampling": SamplingParams(temperature=0)},
         {"sampling": SamplingParams(top_p=0.5)},
         {"sampling": SamplingParams(), "repeated": everything},
         {"constraint": SimpleNamespace(mask=broken, is_finished=False)},
+        {"constraint": SimpleNamespace(mask=lambda: large, is_finished=False)},
+        {"constraint": SimpleNamespace(mask=lambda: fine, is_finished=False)},
     ]
     requests = [Request(tokens=array("i", [5]), num_prompt=1, on_done=lambda _: None, **one) for one in options]
     drawer, _ = on_device()
-    first, second, third, fourth = drawer.draw(logits, [Draw(one, i % 3) for i, one in enumerate(requests)])
-    assert isinstance(first, int)
+    rows = [0, 1, 2, 0, 0, 2]
+    found = drawer.draw(logits, [Draw(one, row) for one, row in zip(requests, rows, strict=True)])
+    first, second, third, fourth, fifth, sixth = found
+    assert isinstance(first, int) and isinstance(fifth, ValueError) and sixth == 7
     assert isinstance(second, EngineError) and "not numbers (nan)" in str(second)
     assert isinstance(third, ConstraintError) and isinstance(fourth, ValueError)
 
