@@ -156,7 +156,7 @@ class Interpreter:
         finally:
             self._tracing.discard(get_ident())
         if isinstance(backend, Checking):
-            backend.check(traced)
+            backend.check_trace(traced)
         return traced
 
     def explain(self, program: Program[State], calls: Sequence[Call]) -> Plan:

@@ -183,5 +183,5 @@ class Planner(Protocol):
 class Checking(Protocol):
     """A backend that cannot do all that a program can say."""
 
-    def check(self, trace: Trace) -> None:
+    def check_trace(self, trace: Trace) -> None:
         """Raise what a run would raise because of that, without asking for anything."""

@@ -104,7 +104,7 @@ class OpenAI:
         """A new, empty conversation."""
         return RemoteSession(self, Prompt())
 
-    def check(self, trace: Trace) -> None:
+    def check_trace(self, trace: Trace) -> None:
         """Refuse a program with a call that the server cannot be asked. No request is made.
 
         Raises:

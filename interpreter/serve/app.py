@@ -17,19 +17,21 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import branchwise
 from branchwise import runtime
 from branchwise.lang import LangError
 
 from ..errors import RunError
 from ..local import Engine
 from . import looks, openai_api, sglang_api
-from .config import ServeConfig
+from .config import VERSION, ServeConfig
 from .errors import CLIENT_GONE, ApiError, ClientGone, api_error
 from .seen import log_request
 from .server import Server
 
 log = logging.getLogger("branchwise.serve")
+
+TEXT_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
+"""What asks for texts: refused before it is read, if there is no room."""
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """What is answered without a key."""
@@ -47,7 +49,7 @@ def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
         server.gate.closing = True
 
     app = FastAPI(
-        title="branchwise", version=branchwise.__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="branchwise", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None,
     )  # fmt: skip
     app.state.server = server
     app.add_middleware(_Edge, server=server)
@@ -103,6 +105,10 @@ class _Edge:
                 length = headers.get("content-length", "0")
                 if length.isdecimal() and int(length) > server.config.max_body_bytes:
                     raise ApiError(413, f"the request has more than {server.config.max_body_bytes} bytes")
+                if scope["path"] in TEXT_PATHS and server.gate.is_full:
+                    while (await sized_receive()).get("more_body"):
+                        pass
+                    raise server.gate.refusal()
             except ApiError as error:
                 await _error_response(error)(scope, receive, identified_send)
                 return

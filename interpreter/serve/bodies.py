@@ -43,7 +43,31 @@ def _is_text(value: Any) -> bool:
 
 
 class Strict(WellFormed):
+    """A body whose unknown fields are refused, unless they ask for nothing: routers and clients send all they know."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = cls.model_fields
+        return {n: v for n, v in value.items() if n in known or not (n in NO_MATTER or _is_off(v))}
+
+
+NO_MATTER = frozenset(
+    {
+        "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "rid",
+        "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "separate_reasoning",
+        "stream_reasoning",
+    }
+)  # fmt: skip
+"""Fields of other servers, and those that change nothing about the text."""
+
+
+def _is_off(value: Any) -> bool:
+    return value is None or value is False or value in ("", [], {})
 
 
 class JsonSchemaFormat(BaseModel):
@@ -100,14 +124,6 @@ class Sampling(Strict):
     heal: bool | None = None
     on_truncate: Literal["keep", "close"] | None = None
     timeout_s: Finite | None = None
-
-    # Of no matter here
-    user: str | None = None
-    store: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
 
 class CompletionBody(Sampling):

@@ -45,9 +45,13 @@ class Turn:
         return "tool_calls" if self.calls else finish_of(self.results[-1])
 
 
-async def read(body: ChatBody, engine: Engine, config: ServeConfig, caller: Caller) -> Asked:
-    """What `body` asks for."""
-    return await asyncio.to_thread(_read, body, engine, config, caller)
+async def read(
+    body: ChatBody, engine: Engine, config: ServeConfig, caller: Caller, *, large: bool = True
+) -> Asked:
+    """What `body` asks for. A long one is read on another thread, so that nobody waits for that."""
+    if large:
+        return await asyncio.to_thread(_read, body, engine, config, caller)
+    return _read(body, engine, config, caller)
 
 
 def _read(body: ChatBody, engine: Engine, config: ServeConfig, caller: Caller) -> Asked:

@@ -1,20 +1,17 @@
-"""`branchwise serve`: arguments, then an engine, then a server."""
+"""`branchwise serve`: its arguments. What it needs is loaded when they are read."""
 
 from __future__ import annotations
 
 import argparse
-import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
-
-from branchwise.lang import LangError
 
 EPILOG = """examples:
   branchwise serve smollm2-135m
   branchwise serve ./my-model --port 9000 --dtype bfloat16 --num-slots 100000
   branchwise serve smollm2-135m --host 0.0.0.0 --api-key-file keys.txt
+  branchwise serve smollm2-135m --replicas 4 --cpus-per-replica 8
 
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
     -d '{"prompt": "The capital of France is", "max_tokens": 8}'
@@ -39,6 +36,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--max-body-bytes", type=int, default=16 << 20, help="larger requests are refused (413)")
     parser.add_argument("--cors-origin", action="append", default=[], help="let web pages of this origin ask")
     parser.add_argument("--tree", action="store_true", help="show the cache and the texts in it at /tree?form=html")
+    several = parser.add_argument_group("several replicas, on Ray")
+    several.add_argument("--replicas", type=int, help="so many engines, each in a process of its own")
+    several.add_argument("--address", help="of a Ray cluster (auto: the one this machine is part of); without it, here")
+    several.add_argument("--cpus-per-replica", type=float, default=1.0, help="and so many threads (default: 1)")
+    several.add_argument("--gpus-per-replica", type=float, default=0.0)
     engine = parser.add_argument_group("the engine")
     engine.add_argument("--dtype", help="auto, fastest, float32, bfloat16 or float16")
     engine.add_argument("--device", help="cpu, cuda, cuda:1, ...")
@@ -53,55 +55,14 @@ def add_parser(commands: Any) -> None:
     engine.add_argument("--threads", type=int)
 
 
-ENGINE_OPTIONS = (
-    "dtype", "device", "quantization", "num_slots", "page_size", "policy", "eviction", "max_running",
-    "max_step_tokens", "context_length", "threads",
-)  # fmt: skip
-
-
 def serve(options: argparse.Namespace) -> int:
-    """Serve until a signal says stop. What is wrong with the arguments is said before weights are loaded."""
+    """Serve until a signal says stop; the exit code."""
     try:
-        from .app import make_app
-        from .config import ServeConfig
-        from .running import run
+        from .serving import serve
     except ImportError as error:
         print(f'branchwise: error: {error}. Write: pip install "branchwise[serve]"', file=sys.stderr)
         return 1
-    from branchwise.runtime.config import engine_config
-    from branchwise.runtime.errors import EngineError
-
-    from ..local import Engine
-
-    given = {name: value for name in ENGINE_OPTIONS if (value := getattr(options, name)) is not None}
-    try:
-        config = ServeConfig(
-            api_keys=_keys(options),
-            served_name=options.served_model_name,
-            max_requests=options.max_requests,
-            max_body_bytes=options.max_body_bytes,
-            timeout_s=options.timeout,
-            grace_s=options.grace,
-            tree=options.tree,
-            origins=tuple(options.cors_origin),
-        )
-        engine_config(**given)
-    except (LangError, EngineError, OSError) as error:
-        print(f"branchwise serve: error: {error}", file=sys.stderr)
-        return 2
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with Engine(options.model, **given) as engine:
-        app = make_app(engine, config)
-        return run(app, engine, host=options.host, port=options.port, grace_s=options.grace)
-
-
-def _keys(options: argparse.Namespace) -> tuple[str, ...]:
-    keys = list(options.api_key)
-    if key := os.environ.get("BRANCHWISE_API_KEY"):
-        keys.append(key)
-    if options.api_key_file is not None:
-        keys += options.api_key_file.read_text(encoding="utf-8").split()
-    return tuple(dict.fromkeys(keys))
+    return serve(options)
 
 
 def _port(text: str) -> int:

@@ -37,9 +37,13 @@ class Asked:
         return self.prompts[0].n
 
 
-async def read(body: CompletionBody, engine: Engine, config: ServeConfig, caller: Caller) -> Asked:
-    """What `body` asks for."""
-    return await asyncio.to_thread(_read, body, engine, config, caller)
+async def read(
+    body: CompletionBody, engine: Engine, config: ServeConfig, caller: Caller, *, large: bool = True
+) -> Asked:
+    """What `body` asks for. A long one is read on another thread, so that nobody waits for that."""
+    if large:
+        return await asyncio.to_thread(_read, body, engine, config, caller)
+    return _read(body, engine, config, caller)
 
 
 def _read(body: CompletionBody, engine: Engine, config: ServeConfig, caller: Caller) -> Asked:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from branchwise.lang import OptionError
+
+VERSION = version("branchwise")
 
 MOST_SAMPLES = 128
 """A request asks for at most so many samples of each of its prompts."""

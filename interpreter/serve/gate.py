@@ -17,6 +17,21 @@ class Gate:
         self.refused = 0
         self.closing = False
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody can come in now."""
+        return self.closing or self.inside >= self.most
+
+    def refusal(self) -> ApiError:
+        """What is answered to who comes while it is full."""
+        if self.closing:
+            return ApiError(503, "the server is shutting down", code="shutting_down")
+        self.refused += 1
+        return ApiError(
+            429, f"{self.inside} of {self.most} texts are being computed; try again in a moment",
+            kind="rate_limit_error", code="too_many_requests",
+        )  # fmt: skip
+
     @contextmanager
     def enter(self, count: int) -> Iterator[None]:
         """While this lasts, `count` texts are inside.
@@ -24,16 +39,10 @@ class Gate:
         Raises:
             ApiError: they would be too many, or the server is closing.
         """
-        if self.closing:
-            raise ApiError(503, "the server is shutting down", code="shutting_down")
-        if self.inside + count > self.most:
-            self.refused += 1
-            if count > self.most:
-                raise ApiError(400, f"the request asks for {count} texts, and at most {self.most} are computed at once")
-            raise ApiError(
-                429, f"{self.inside} of {self.most} texts are being computed; try again in a moment",
-                kind="rate_limit_error", code="too_many_requests",
-            )  # fmt: skip
+        if count > self.most:
+            raise ApiError(400, f"the request asks for {count} texts, and at most {self.most} are computed at once")
+        if self.closing or self.inside + count > self.most:
+            raise self.refusal()
         self.inside += count
         try:
             yield

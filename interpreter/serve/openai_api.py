@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 from . import chats, completions
 from .asking import check_model
 from .bodies import ChatBody, CompletionBody, Sampling
 from .job import Job
-from .server import Server, caller_of, gone, streamed
+from .server import Server, caller_of, gone, is_large, streamed
 
 
 def router(server: Server) -> APIRouter:
@@ -31,9 +32,9 @@ def router(server: Server) -> APIRouter:
         return _model(server, check_model(model, engine, config))
 
     @routes.post("/completions", response_model=None)
-    async def complete(body: CompletionBody, request: Request) -> dict[str, Any] | Response:
+    async def complete(body: CompletionBody, request: Request) -> Response:
         head = _head("cmpl", "text_completion", check_model(body.model, engine, config))
-        asked = await completions.read(body, engine, config, caller_of(request))
+        asked = await completions.read(body, engine, config, caller_of(request), large=is_large(request))
         count = sum(prompt.n for prompt in asked.prompts)
         if body.stream:
             events = completions.chunks(asked, engine, gone(request))
@@ -46,10 +47,10 @@ def router(server: Server) -> APIRouter:
         return _whole(request, head, completions.answer(asked, engine, results))
 
     @routes.post("/chat/completions", response_model=None)
-    async def chat(body: ChatBody, request: Request) -> dict[str, Any] | Response:
+    async def chat(body: ChatBody, request: Request) -> Response:
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         head = _head("chatcmpl", kind, check_model(body.model, engine, config))
-        asked = await chats.read(body, engine, config, caller_of(request))
+        asked = await chats.read(body, engine, config, caller_of(request), large=is_large(request))
         if body.stream:
             events = chats.chunks(asked, engine, gone(request))
             return await streamed(request, server, asked.prompt.n, _counted(server, request, body, head, events))
@@ -79,9 +80,9 @@ async def _counted(
         await events.aclose()
 
 
-def _whole(request: Request, head: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+def _whole(request: Request, head: dict[str, Any], answer: dict[str, Any]) -> Response:
     request.state.usage = _counts(answer["usage"])
-    return head | answer
+    return JSONResponse(head | answer)
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, int]:

@@ -60,6 +60,16 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
+LARGE = 8192
+"""Bytes of a request that takes milliseconds to read."""
+
+
+def is_large(request: Request) -> bool:
+    """Whether it takes long to read, as far as it says how long it is."""
+    length = request.headers.get("content-length", "")
+    return not length.isdecimal() or int(length) > LARGE
+
+
 def gone(request: Request) -> Callable[[], Awaitable[None]]:
     """Awaits the moment at which the client of `request` has gone. Its body must have been read."""
 

@@ -6,6 +6,7 @@ here are taken and left alone, as routers add their own.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import secrets
@@ -17,15 +18,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
-import branchwise
 from branchwise import runtime
+from branchwise.runtime.models import resolve
 
 from ..local import Engine
 from .asking import Caller, params_of
 from .bodies import Ids, JsonSchemaFormat, ResponseFormat, Sampling, WellFormed
+from .config import VERSION
 from .errors import ApiError
 from .job import Done, Job, Piece, Prompt
-from .server import Server, caller_of, gone, streamed
+from .server import Server, caller_of, gone, is_large, streamed
 from .shapes import checked, finish_of
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -128,7 +130,9 @@ def router(server: Server) -> APIRouter:
     @routes.post("/generate", response_model=None)
     @routes.put("/generate", response_model=None, include_in_schema=False)
     async def generate(body: GenerateBody, request: Request) -> Any:
-        asked = await asyncio.to_thread(_read, body, server, caller_of(request))
+        who = caller_of(request)
+        large = is_large(request)
+        asked = await asyncio.to_thread(_read, body, server, who) if large else _read(body, server, who)
         count = sum(one.prompt.n for one in asked)
         given = body.input_ids if body.text is None else body.text
         many = (isinstance(given, list) and not _is_ids(given)) or count > 1
@@ -139,7 +143,7 @@ def router(server: Server) -> APIRouter:
             async for piece in pieces(asked, True, gone(request)):
                 told[piece.pop("index")] = piece
         answers = [told[index] for index in range(count)]
-        return answers if many else answers[0]
+        return JSONResponse(answers if many else answers[0])
 
     @routes.post("/abort_request", response_model=None)
     async def abort_request(body: AbortBody) -> Response:
@@ -166,7 +170,7 @@ def router(server: Server) -> APIRouter:
     async def model_info() -> dict[str, Any]:
         return {
             "model_path": engine.name,
-            "tokenizer_path": engine.name,
+            "tokenizer_path": str(resolve(engine.name)),
             "served_model_name": server.config.served_name or engine.name,
             "is_generation": True,
             "preferred_sampling_params": None,
@@ -179,7 +183,7 @@ def router(server: Server) -> APIRouter:
     @routes.get("/server_info")
     async def server_info() -> dict[str, Any]:
         return {
-            "version": branchwise.__version__,
+            "version": VERSION,
             "model_path": engine.name,
             "served_model_name": server.config.served_name or engine.name,
             "context_length": engine.context_length,
@@ -241,6 +245,8 @@ def _read_one(
     more: dict[str, Any] = {"heal": False, "min_tokens": sampling.get("min_new_tokens")}
     if logprobs:
         more |= {"return_logprob": True, "top_logprobs": top}
+        if start is None and limit == 0:
+            start = 0  # nothing else can be meant
         if start is not None and start >= 0:
             more["logprob_start_len"] = start
     asked = Sampling.model_validate(
@@ -276,8 +282,8 @@ def _told(asked: Asked, engine: Engine, result: runtime.Result) -> dict[str, Any
             return engine.tokenizer.decode([token]) if asked.spelled else None
 
         before, after = result.prompt_logprobs or (), () if silent else result.logprobs or ()
-        first = len(asked.prompt.tokens) - len(before) - 1  # nothing says how likely the first token is
-        lead = asked.prompt.tokens[first] if before and first == 0 else None
+        first = result.prompt_logprobs is not None and asked.prompt.params.logprob_start == 0
+        lead = asked.prompt.tokens[0] if first else None  # nothing says how likely that one is
         meta["input_token_logprobs"] = ([] if lead is None else [[None, lead, text(lead)]]) + [
             [one.logprob, one.token, text(one.token)] for one in before
         ]
@@ -300,8 +306,8 @@ def _finish(result: runtime.Result) -> dict[str, Any]:
             matched: Any = result.detail
             if result.detail == "eos" and result.tokens:
                 matched = result.tokens[-1]
-            elif result.detail[:1] in "'\"":
-                matched = result.detail[1:-1]
+            elif result.detail[:1] in ("'", '"'):
+                matched = ast.literal_eval(result.detail)
             return {"type": "stop", "matched": matched}
 
 
