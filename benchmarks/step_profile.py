@@ -20,7 +20,7 @@ from typing import Any
 
 from steps import Branches, Decoding, append, rounds_s
 
-from branchwise.runtime import Engine, loop, request, scheduler
+from branchwise.runtime import Engine, loop, request, runner, scheduler
 
 BRANCHES = Branches(32, 1024, 64)
 ROUNDS = 4
@@ -35,9 +35,9 @@ def parts(engine: Engine) -> list[tuple[Any, str, str]]:
         (steps, "_step", "the likeliest tokens, and the loop itself"),
         (steps._scheduler, "plan", "scheduling"),
         (scheduler, "build_layout", "layout"),
-        (loop, "attn_batch", "attention plan"),
-        (steps._attention, "plan", "attention plan"),
-        (steps._model, "forward", OPERATORS),
+        (runner, "attn_batch", "attention plan"),
+        (steps._runner._attention, "plan", "attention plan"),
+        (steps._runner._model, "forward", OPERATORS),
         (steps._scheduler.tree, "commit", "tree"),
         (steps._scheduler.tree, "append", "tree"),
         (steps, "_draw", "sampling"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from .devices import choose_device, free_bytes, gib, half_precision, is_cpu, is_gpu, total_bytes
 from .errors import EngineError, RequestError
 from .messages import check_name, shown
 from .policies import EVICTION, SCHEDULING, AdmissionOrder, EvictionOrder
@@ -18,6 +21,9 @@ MEMORY_SHARE = 0.3
 
 MOST_AUTO_SLOTS = 1 << 18
 """More than this many slots are only made when asked for."""
+
+GPU_MEMORY_SHARE, GPU_RESERVE_BYTES, MOST_AUTO_SLOTS_ON_GPU = 0.85, 2 << 30, 1 << 21
+"""The same on a GPU, of what is free beside the weights, less what a step and its kernels need to compute with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +47,9 @@ class EngineConfig:
     max_running: requests that take part in one step at most.
     jump_forward: text that a constraint forces is taken without a forward pass for each of its tokens; greedily, the
         tokens are the same either way.
+    cuda_graphs: on a GPU, steps in which requests only decode are recorded once for each size, and launched whole.
+    tensor_parallel: so many GPUs, from `device` on, compute together, each in a process of its own with a share of the
+        model and of the keys and values. For models like Llama whose heads can be divided so.
     context_length: positions at most; None takes the model's own.
     host_cache_bytes: host memory for keys and values that were evicted, to bring them back from. 0 is none.
     disk_cache_bytes, disk_cache_path: the same in files in a folder, for what host memory has no room for. They go when
@@ -59,6 +68,8 @@ class EngineConfig:
     max_step_tokens: int = 512
     max_running: int = 256
     jump_forward: bool = True
+    cuda_graphs: bool = True
+    tensor_parallel: int = 1
     context_length: int | None = None
     host_cache_bytes: int = 0
     disk_cache_bytes: int = 0
@@ -66,9 +77,11 @@ class EngineConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.jump_forward, bool):
-            raise RequestError(f"Engine: jump_forward must be True or False, got {shown(self.jump_forward)}.")
-        for name in ("threads", "num_slots", "page_size", "max_step_tokens", "max_running", "context_length"):
+        for name in ("jump_forward", "cuda_graphs"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"Engine: {name} must be True or False, got {shown(getattr(self, name))}.")
+        sizes = ("page_size", "max_step_tokens", "max_running", "tensor_parallel")
+        for name in ("threads", "num_slots", "context_length", *sizes):
             value = getattr(self, name)
             if (name in ("threads", "num_slots") and value == "auto") or (name == "context_length" and value is None):
                 continue
@@ -100,6 +113,9 @@ class EngineConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise RequestError(f"Engine: {name} must be 0 or a number of bytes, got {shown(value)}.")
+        for name in ("quantization", "host_cache_bytes", "disk_cache_bytes"):
+            if self.tensor_parallel > 1 and getattr(self, name):
+                raise RequestError(f"Engine: {name} and tensor_parallel do not go together. Leave one of them out.")
         if bool(self.disk_cache_bytes) != (self.disk_cache_path is not None):
             raise RequestError(
                 f"Engine: disk_cache_bytes ({self.disk_cache_bytes}) and disk_cache_path ({self.disk_cache_path!r}) "
@@ -113,27 +129,21 @@ class EngineConfig:
 
     def torch_device(self) -> torch.device:
         """The device, checked to be there."""
-        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(name)
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError) as error:  # what torch raises for a device it lacks differs by build
-            raise EngineError(f"Engine: device {name!r} cannot be used: {error}") from error
-        return device
+        return choose_device(self.device)
 
     def torch_dtype(self, device: torch.device) -> torch.dtype:
         if self.dtype not in ("auto", "fastest"):
             dtype: torch.dtype = getattr(torch, self.dtype)
             return dtype
-        if device.type != "cpu":
-            return torch.bfloat16
+        if not is_cpu(device):
+            return half_precision(device)
         return speeds().dtype() if self.dtype == "fastest" else torch.float32
 
     def num_threads(self, device: torch.device) -> int | None:
         """How many threads torch shall use; None: as many as it does."""
         if self.threads != "auto":
             return self.threads
-        return speeds().num_threads() if device.type == "cpu" else None
+        return speeds().num_threads() if is_cpu(device) else None
 
 
 def engine_config(**options: Any) -> EngineConfig:
@@ -156,22 +166,28 @@ def check_memory(num_slots: int, slot_bytes: int, device: torch.device) -> None:
     Raises:
         RequestError: it is larger than all of the device's memory.
     """
-    wanted, total = num_slots * slot_bytes, _total_bytes(device)
+    wanted, total = num_slots * slot_bytes, total_bytes(device)
     if wanted > total:
         raise RequestError(
-            f"Engine: num_slots {num_slots:,} needs {_gib(wanted)} for keys and values, and {device} has "
-            f'{_gib(total)}, {_gib(_free_bytes(device))} of it free. Lower num_slots, or leave it at "auto".'
+            f"Engine: num_slots {num_slots:,} needs {gib(wanted)} for keys and values, and {device} has "
+            f'{gib(total)}, {gib(free_bytes(device))} of it free. Lower num_slots, or leave it at "auto".'
         )
 
 
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):,.1f} GiB"
+@contextmanager
+def no_memory(device: torch.device, what: str, remedy: str) -> Iterator[None]:
+    """Say it with sizes, and what to change, if the device has no memory for something as the engine starts.
 
-
-def _total_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    Raises:
+        EngineError: it has not.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"Engine: there is no memory for {what}: {device} has {gib(total_bytes(device))}, "
+            f"{gib(free_bytes(device))} of it free. Change {remedy}."
+        ) from error
 
 
 def auto_num_slots(slot_bytes: int, context_length: int, device: torch.device) -> int:
@@ -180,21 +196,9 @@ def auto_num_slots(slot_bytes: int, context_length: int, device: torch.device) -
     Args:
         slot_bytes: bytes of one token's keys and values in all layers.
     """
-    fitting = int(_free_bytes(device) * MEMORY_SHARE) // slot_bytes
-    return max(min(fitting, MOST_AUTO_SLOTS), min(context_length, 2048))
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([free, *_cgroup_room()])
-
-
-def _cgroup_room() -> list[int]:
-    """What a container's limit leaves, if there is one."""
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            return [int(limit.read()) - int(used.read())]
-    except (OSError, ValueError):  # no such limit
-        return []
+    free = free_bytes(device)
+    room, most = free * MEMORY_SHARE, MOST_AUTO_SLOTS
+    if is_gpu(device):  # nothing else is meant to live there
+        room, most = (free - GPU_RESERVE_BYTES) * GPU_MEMORY_SHARE, MOST_AUTO_SLOTS_ON_GPU
+    fitting = int(max(0.0, room)) // slot_bytes
+    return max(min(fitting, most), min(context_length, 2048))

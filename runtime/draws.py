@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .compiling import help_with, loading
+from .devices import is_cpu
 from .errors import ConstraintError, EngineError
 from .models import cache_folder
 from .request import Request
@@ -39,12 +41,8 @@ class Draw:
         return r.held is not None or r.constraint is not None or r.repeated is not None or r.num_sampled < r.min_tokens
 
 
-class Drawer:
+class Drawer(Protocol):
     """Draws the tokens of one engine's steps. On the engine's thread only."""
-
-    def __init__(self, eos_ids: frozenset[int]) -> None:
-        loading_kernel()
-        self._eos_ids = eos_ids
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int | Exception]:
         """A token for each, or why there is none.
@@ -52,6 +50,16 @@ class Drawer:
         Args:
             logits: float32 [L, V].
         """
+
+
+class HostDrawer:
+    """A `Drawer` whose rows are looked at from the host as they are drawn."""
+
+    def __init__(self, eos_ids: frozenset[int]) -> None:
+        loading_kernel()
+        self._eos_ids = eos_ids
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int | Exception]:
         tokens: list[int | Exception] = [0] * len(draws)
         plain = [i for i, draw in enumerate(draws) if not draw.adjusted]
         self._fill(tokens, plain, logits, [draws[i].row for i in plain], draws)
@@ -88,7 +96,7 @@ class Drawer:
             found = choose(logits, taken, [draws[i].request for i, _ in kind])
             scores = logits[taken, [max(token, 0) for token in found]].tolist()
             for (i, _), token, score in zip(kind, found, scores, strict=True):
-                tokens[i] = token if token >= 0 and not math.isnan(score) else _no_number(draws[i].request)
+                tokens[i] = token if token >= 0 and not math.isnan(score) else no_number(draws[i].request)
 
     def _drawn(self, logits: Tensor, rows: list[int], requests: list[Request]) -> list[int]:
         """By chance; -1 where no score is a number."""
@@ -133,18 +141,19 @@ class Drawer:
             request.repeated.apply(logits, request.tokens, request.num_prompt)
         if request.constraint is not None:
             logits.masked_fill_(~request.constraint.mask().to(logits.device), -torch.inf)
-        if barred := self._barred(request):
-            logits[list(barred)] = -torch.inf
+        if tokens := barred(request, self._eos_ids):
+            logits[list(tokens)] = -torch.inf
         if bool((logits == -torch.inf).all()):
-            raise ConstraintError(f"after {request.text!r} no token can follow in this constraint.")
+            raise nothing_left(request)
 
-    def _barred(self, request: Request) -> frozenset[int]:
-        """The tokens that would end the text, as long as it shall not end."""
-        if request.constraint is not None and request.constraint.is_finished:
-            return frozenset()
-        if request.num_sampled < request.min_tokens:
-            return self._eos_ids | request.stop_ids
-        return self._eos_ids if request.ignore_eos and request.constraint is not None else frozenset()
+
+def barred(request: Request, eos_ids: frozenset[int]) -> frozenset[int]:
+    """The tokens that would end a request's text, as long as it shall not end."""
+    if request.constraint is not None and request.constraint.is_finished:
+        return frozenset()
+    if request.num_sampled < request.min_tokens:
+        return eos_ids | request.stop_ids
+    return eos_ids if request.ignore_eos and request.constraint is not None else frozenset()
 
 
 def _likeliest(logits: Tensor, rows: list[int], requests: list[Request]) -> list[int]:
@@ -160,16 +169,20 @@ def _of_rows(logits: Tensor, rows: list[int], reduce: Callable[[Tensor], Tensor]
     return [of_all[row] for row in rows]
 
 
-def _no_number(request: Request) -> EngineError:
+def no_number(request: Request) -> EngineError:
     return EngineError(
         f"request {request.id}: the model's scores for the next token are not numbers (nan). Its weights may be "
         "damaged, or too large for this dtype."
     )
 
 
+def nothing_left(request: Request) -> ConstraintError:
+    return ConstraintError(f"after {request.text!r} no token can follow in this constraint.")
+
+
 def kernel_for(logits: Tensor) -> Kernel | None:
     """The compiled code for these logits, or None: there is none, or it is not loaded yet; the first call begins."""
-    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+    if not is_cpu(logits.device) or logits.dtype != torch.float32:
         return None
     kernel = loading_kernel()
     return kernel.result() if kernel.done() else None

@@ -20,24 +20,21 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, overload
 
 import torch
 
 from . import saved
-from .attention import Attention, flashinfer
-from .attention.cpu import CpuAttention, is_available
-from .attention.flashinfer import FlashInferAttention
-from .attention.levels import CostModel
-from .attention.reference import ReferenceAttention
-from .config import EngineConfig, auto_num_slots, check_memory, engine_config
+from .config import EngineConfig, auto_num_slots, check_memory, engine_config, no_memory
 from .constrain import Compiler, Constraint
 from .constrain.forced import forced_text
 from .constrain.vocab import Vocab
+from .devices import gib, is_cpu, on
+from .drawers import drawer_for
 from .drawing import as_dot
 from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
 from .film import Film
@@ -45,20 +42,21 @@ from .handles import Gather, Handle, LatePin, Pin, for_sample, settle, wait_for
 from .healing import Healer
 from .kv import KVPool, bytes_per_slot
 from .loop import Ask, StepLoop
-from .model import Model
 from .model.load import load_model
 from .models import resolve
+from .parallel import Team
 from .params import GenerateParams, generate_params
 from .penalties import Repeated
 from .picture import TreePicture, picture
 from .policies import EVICTION
 from .request import Delta, Request, Result
+from .running import runner_for
 from .sampling import SamplingParams
 from .scheduler import Scheduler
 from .slots import SlotPool
 from .stats import Stats
 from .stops import StopMatcher
-from .tiers import Tiers, open_tiers
+from .tiers import open_tiers
 from .tokenizer import Tokenizer
 from .tree import RadixTree
 
@@ -86,12 +84,31 @@ class Engine:
         folder = resolve(model)
         self.name: str = str(model)
         self.tokenizer: Tokenizer = Tokenizer(folder)
-        dtype, quantization = self.config.torch_dtype(device), self.config.quantization
+        dtype = self.config.torch_dtype(device)
         threads = self.config.num_threads(device)
         if threads is not None:
             torch.set_num_threads(threads)  # before there is a thread that computes
         self.num_threads: int = torch.get_num_threads()
-        net = load_model(folder, dtype=dtype, device=device, quantization=quantization)
+        team: Team | None = None
+        if self.config.tensor_parallel > 1:
+            team = Team(self.config.tensor_parallel, folder, dtype, device, self.num_threads)
+            device = team.devices[0]
+        self._closing = closing = ExitStack()
+        if team is not None:
+            closing.callback(team.close)
+        try:
+            with on(device):
+                self._start(folder, dtype, device, team)
+        except BaseException:
+            closing.close()
+            raise
+        self._finalizer = weakref.finalize(self, closing.close)
+
+    def _start(self, folder: Path, dtype: torch.dtype, device: torch.device, team: Team | None) -> None:
+        """Load the model and begin; `_closing` has what must end."""
+        quantization, split = self.config.quantization, team.links.split() if team else None
+        with no_memory(device, "the weights", f"a smaller model, or dtype (now {dtype})"):
+            net = load_model(folder, dtype=dtype, device=device, quantization=quantization, split=split)
         self.model = net
         self.context_length = self.config.context_length or net.context_length
         if self.context_length > net.context_length:
@@ -106,7 +123,9 @@ class Engine:
             wanted = auto_num_slots(slot_bytes, self.context_length, device) // page_size * page_size
         self.num_slots = wanted
         check_memory(wanted, slot_bytes, device)
-        self._pool = pool = KVPool(self.num_slots, net.specs, net.dtype, device, page_size)
+        size = f"keys and values of {wanted:,} slots, {gib(wanted * slot_bytes)}"
+        with no_memory(device, size, f"num_slots (now {wanted:,})"):
+            self._pool = pool = KVPool(self.num_slots, net.specs, net.dtype, device, page_size)
         self._cached_for = saved.fingerprint(
             saved.weights_fingerprint(folder) + (f" as {quantization}" if quantization else ""),
             self.tokenizer.fingerprint,
@@ -115,6 +134,9 @@ class Engine:
             page_size,
         )
         self._tiers = open_tiers(self.config, pool)
+        closing = self._closing
+        if self._tiers is not None:
+            closing.callback(self._tiers.close)
         vocab = Vocab(
             self.tokenizer.token_bytes,
             self.tokenizer.special_ids,
@@ -137,19 +159,18 @@ class Engine:
             policy=self.config.policy,
             tiers=self._tiers,
         )
-        attention, cost_model = attention_for(net, pool)
-        self.attention_name: str = type(attention).__name__.removesuffix("Attention").lower()
+        runner = runner_for(net, pool, cuda_graphs=self.config.cuda_graphs, team=team)
+        self.attention_name: str = runner.attention_name
         self._loop = StepLoop(
-            net,
-            attention,
-            cost_model,
-            pool,
+            runner,
+            drawer_for(device, self.tokenizer.eos_ids),
             scheduler,
             self.tokenizer.eos_ids,
             self.context_length,
             jump_forward=self.config.jump_forward,
         )
-        self._finalizer = weakref.finalize(self, _close, self._loop, self._compiler, self._tiers)
+        closing.callback(self._loop.close)
+        closing.callback(self._compiler.close)
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +180,7 @@ class Engine:
 
     def __repr__(self) -> str:
         model, packed = self.model, f", {self.config.quantization}" if self.config.quantization else ""
-        threads = f", {self.num_threads} threads" if model.device.type == "cpu" else ""
+        threads = f", {self.num_threads} threads" if is_cpu(model.device) else ""
         return f"Engine({self.name!r}, {model.dtype}{packed}, {model.device}{threads}, {self.num_slots} slots)"
 
     def close(self) -> None:
@@ -491,7 +512,9 @@ class Engine:
 
         Raises:
             CacheError: the file cannot be written; an older one of this name is as it was.
+            RequestError: the engine runs in several processes, of which each has a part of the keys and values.
         """
+        self._check_alone("save_cache")
         target = Path(path).expanduser()
         copied = self._ask(lambda scheduler: saved.copy_tree(scheduler.tree, self._pool))
         saved.write(copied, target, self._cached_for)
@@ -506,7 +529,9 @@ class Engine:
 
         Raises:
             CacheError: the file cannot be read, is torn, or was saved by another model; nothing has changed.
+            RequestError: as for `save_cache`.
         """
+        self._check_alone("load_cache")
         found = saved.read(Path(path).expanduser(), self._cached_for, self.model.vocab_size, self._pool)
         return self._ask(lambda scheduler: saved.merge(found, scheduler.tree, self._pool))
 
@@ -515,6 +540,10 @@ class Engine:
         answer: Future[T] = Future()
         self._loop.post(Ask(query, answer))
         return answer.result()
+
+    def _check_alone(self, what: str) -> None:
+        if (size := self.config.tensor_parallel) > 1:
+            raise RequestError(f"Engine: {what} is for engines of one process; this one has {size}.")
 
     def _checked(self, tokens: Sequence[int]) -> array[int]:
         try:
@@ -558,29 +587,3 @@ def _judge(on_done: Callable[[Any], None], constraint: Constraint, result: objec
         violation = constraint.violation(result.text) if result.complete else ""
         result = replace(result, exact=constraint.exact, warnings=constraint.warnings, violation=violation)
     on_done(result)
-
-
-def attention_for(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:
-    """The fastest backend for where the model runs, and when it pays there to read a span once for several rows."""
-    if model.device.type == "cpu" and is_available():
-        attention = CpuAttention()
-        attention.prepare(model.specs, pool.dtype)
-        return attention, CostModel()
-    if model.device.type == "cuda":
-        reason = flashinfer.unsupported(model.specs, pool.dtype)
-        if reason is None:
-            try:
-                library = import_module("flashinfer")
-                attention_on_gpu = FlashInferAttention(library, model.device, pool.dtype)
-                return attention_on_gpu, flashinfer.cost_model(model.specs, pool.dtype)
-            except (ImportError, OSError, RuntimeError) as error:  # not installed, or for another CUDA than there is
-                reason = f"{type(error).__name__}: {error}. Install it with: pip install branchwise[cuda]"
-        log.warning("attention runs in plain torch, right and slow: FlashInfer cannot be used (%s)", reason)
-    return ReferenceAttention(), CostModel()
-
-
-def _close(loop: StepLoop, compiler: Compiler, tiers: Tiers | None) -> None:
-    compiler.close()
-    loop.close()
-    if tiers is not None:
-        tiers.close()

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .transfers import Transfers, transfers_for
+
 if TYPE_CHECKING:
     from .attention import AttnSpec
 
@@ -40,6 +42,7 @@ class KVPool:
         else:
             self.k, self.v = ([torch.empty(shape, dtype=dtype, device=device) for shape in shapes] for _ in "kv")
         self.dtype, self.device = dtype, device
+        self.transfers: Transfers = transfers_for(device)
         self._widths = [page_size * spec.num_kv_heads * spec.head_dim for spec in specs for _ in "kv"]
         self.page_width = sum(self._widths)  # numbers in one page, in all layers
 
@@ -54,10 +57,10 @@ class KVPool:
         self.v[layer].index_copy_(0, slots, v)
 
     def gather(self, slots: array[int]) -> Tensor:
-        """A copy of whole pages, on the CPU: [pages, page_width], a page's keys and values layer by layer."""
+        """A copy of whole pages, on the device: [pages, page_width], a page's keys and values layer by layer."""
         index = self._index(slots)
         parts = [pool.index_select(0, index).view(-1, width) for pool, width in self._pools()]
-        return torch.cat(parts, dim=1).cpu()
+        return torch.cat(parts, dim=1)
 
     def scatter(self, slots: array[int], rows: Tensor) -> None:
         """Store whole pages that `gather` gave.
@@ -66,7 +69,8 @@ class KVPool:
             rows: [pages, page_width], on any device.
         """
         index = self._index(slots)
-        parts = torch.split(rows.to(self.device), self._widths, dim=1)
+        there = rows if rows.device == self.device else self.transfers.upload(rows)
+        parts = torch.split(there, self._widths, dim=1)
         for (pool, _), part in zip(self._pools(), parts, strict=True):
             pool.index_copy_(0, index, part.reshape(len(slots), *pool.shape[1:]))
 
@@ -76,4 +80,4 @@ class KVPool:
         return list(zip(pools, self._widths, strict=True))
 
     def _index(self, slots: array[int]) -> Tensor:
-        return torch.frombuffer(slots, dtype=torch.int32).to(self.device, torch.int64)
+        return self.transfers.upload(torch.frombuffer(slots, dtype=torch.int32)).long()

@@ -21,15 +21,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .attention import Attention, attn_batch, int32
-from .attention.levels import CostModel
+from .devices import on
 from .draws import Draw, Drawer
 from .errors import EngineClosed, EngineError
 from .gil import SHORT_TURNS
-from .kv import KVPool
-from .layout import Layout
-from .model import Model, StepInput
 from .request import Delta, FinishReason, Logprob, Request
+from .runner import Runner
 from .scheduler import Plan, Scheduler, StuckRequest
 from .stats import Stats
 
@@ -75,21 +72,17 @@ class StepLoop:
 
     def __init__(
         self,
-        model: Model,
-        attention: Attention,
-        cost: CostModel,
-        pool: KVPool,
+        runner: Runner,
+        drawer: Drawer,
         scheduler: Scheduler,
         eos_ids: frozenset[int],
         context_length: int,
         *,
         jump_forward: bool = True,
     ) -> None:
-        self._model, self._attention, self._pool = model, attention, pool
+        self._runner, self._drawer = runner, drawer
         self._scheduler = scheduler
-        self._cost = cost
         self._eos_ids = eos_ids
-        self._drawer = Drawer(eos_ids)
         self._context_length = context_length
         self._jumps = jump_forward
         self._counts: Counter[str] = Counter()  # by the names of `Stats`
@@ -142,11 +135,12 @@ class StepLoop:
     def _run(self) -> None:
         end = EngineClosed("the engine was closed.")
         try:
-            while self._take_messages():
-                with SHORT_TURNS:
-                    self._step()
-                for watch in self.watchers:
-                    watch(self._scheduler)
+            with on(self._runner.device):
+                while self._take_messages():
+                    with SHORT_TURNS:
+                        self._step()
+                    for watch in self.watchers:
+                        watch(self._scheduler)
         except Exception as error:
             log.exception("the engine's step loop failed")
             end = EngineClosed(f"the engine has ended: its step loop failed: {error!r}")
@@ -254,7 +248,7 @@ class StepLoop:
         if plan is None:
             return
         try:
-            logits = self._forward(plan.layout)
+            logits = self._runner.forward(plan.layout)
         except Exception as error:
             self._undo(plan, error)
             return
@@ -270,21 +264,6 @@ class StepLoop:
             if rows:
                 self._use(request, logits, rows, drawn.get(request))
         self._step_s += time.perf_counter() - start
-
-    def _forward(self, layout: Layout) -> Tensor:
-        device = self._model.device
-        batch = attn_batch(layout, self._pool.scratch, device, self._pool.page_size, self._cost)
-        self._attention.plan(batch, self._model.specs)
-        return self._model.forward(
-            StepInput(
-                tokens=int32(layout.tokens).to(device, torch.int64),
-                positions=int32(layout.positions).to(device, torch.int64),
-                write_slots=batch.write_slots,
-                logit_rows=int32(layout.logit_rows).to(device, torch.int64),
-                attention=self._attention,
-                pool=self._pool,
-            )
-        )
 
     def _undo(self, plan: Plan, error: Exception) -> None:
         """Take the failed step back. Each of its requests tries again alone, so that only who is at fault fails."""

@@ -77,14 +77,17 @@ def _kept(scaled: Tensor, params: SamplingParams) -> int:
 
 def gumbel(tokens: Tensor, params: SamplingParams, position: int) -> Tensor:
     """Standard Gumbel noise for each token id, [C] int64 -> [C] float64: -log(-log(u)), u uniform in (0, 1)."""
-    bits = noise_bits(tokens, params, position)
-    return -torch.log(-torch.log((bits.double() + 0.5) * 2.0**-32))
+    return gumbel_of(tokens, *noise_key(params, position))
 
 
-def noise_bits(tokens: Tensor, params: SamplingParams, position: int) -> Tensor:
+def gumbel_of(tokens: Tensor, first: int | Tensor, second: int | Tensor) -> Tensor:
+    """The same for the draw of that name (`noise_key`); for several, named by words int32 [N, 1], [N, C]."""
+    return -torch.log(-torch.log((noise_bits(tokens, first, second).double() + 0.5) * 2.0**-32))
+
+
+def noise_bits(tokens: Tensor, first: int | Tensor, second: int | Tensor) -> Tensor:
     """32 random bits for each token id, [C] int64."""
-    first, second = noise_key(params, position)
-    words = (tokens.to(torch.int32) * _GOLDEN).bitwise_xor_(first)
+    words = (tokens.to(torch.int32) * _GOLDEN).bitwise_xor(first)
     return _mix(_mix(words).bitwise_xor_(second)).to(torch.int64).bitwise_and_(_32)
 
 

@@ -119,7 +119,7 @@ def copy_tree(tree: RadixTree, pool: KVPool) -> SavedTree:
     rows = torch.empty(len(slots) // pool.page_size, pool.page_width, dtype=pool.dtype)
     for start in range(0, len(rows), COPIED_TOGETHER):
         end = min(start + COPIED_TOGETHER, len(rows))
-        rows[start:end] = pool.gather(slots[start * pool.page_size : end * pool.page_size])
+        rows[start:end] = pool.transfers.read(pool.gather(slots[start * pool.page_size : end * pool.page_size]))
     return SavedTree(namespaces, nodes, tokens, rows)
 
 

@@ -31,6 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .config import EngineConfig
+from .devices import gib
 from .errors import EngineError, RequestError
 from .kv import KVPool
 
@@ -86,7 +87,7 @@ class Tiers:
             _check_budget("host_cache_bytes", host_bytes, page_bytes)
         num_rows = max(host_bytes // page_bytes, self._piece if disk is not None else 1)
         self._piece = min(self._piece, num_rows)
-        self._rows = torch.empty(num_rows, pool.page_width, dtype=pool.dtype)
+        self._rows = _host_memory(pool, num_rows)
         self._free = list(range(num_rows))
         self._host: OrderedDict[Key, int] = OrderedDict()  # -> its row
 
@@ -95,7 +96,8 @@ class Tiers:
 
     def spill(self, namespace: Hashable, before: array[int], tokens: array[int], slots: array[int]) -> None:
         """Keep the pages of `tokens`, which follow `before` and lie in `slots`; the last of them are dropped first."""
-        size, new = self._pool.page_size, list[tuple[Key, int]]()
+        pool = self._pool
+        size, new = pool.page_size, list[tuple[Key, int]]()
         for page, key in reversed(list(enumerate(page_keys(namespace, before, tokens, size)))):
             if key in self._host:
                 self._host.move_to_end(key)
@@ -107,13 +109,14 @@ class Tiers:
             piece = new[start : start + self._piece]
             taken = array("i", [slot for _, page in piece for slot in slots[page * size : (page + 1) * size]])
             try:
-                rows = self._pool.gather(taken)
+                rows = pool.gather(taken)
             except torch.OutOfMemoryError:
                 log.warning("no memory on the device to copy %d evicted tokens from; they are forgotten", len(taken))
                 return
             self._make_room(len(piece))
             places, self._free = self._free[: len(piece)], self._free[len(piece) :]
-            self._rows[places] = rows
+            for first, place, count in _runs(places):
+                pool.transfers.download(rows[first : first + count], self._rows[place : place + count])
             self._host.update(zip((key for key, _ in piece), places, strict=True))
             self.spilled_tokens += len(taken)
 
@@ -124,15 +127,18 @@ class Tiers:
             keys += takewhile(self.__contains__, page_keys(namespace, before, tokens, self._pool.page_size))
         in_host = [i for i, key in enumerate(keys) if key in self._host]
         on_disk = [i for i, key in enumerate(keys) if key not in self._host]
-        rows = torch.empty(len(keys), self._pool.page_width, dtype=self._pool.dtype)
-        rows[in_host] = self._rows[[self._host[keys[i]] for i in in_host]]
+        transfers = self._pool.transfers
+        rows = transfers.empty(len(keys), self._pool.page_width, dtype=self._pool.dtype)
+        if in_host:
+            transfers.wait()
+            rows[in_host] = self._rows[[self._host[keys[i]] for i in in_host]]
         for i in reversed(in_host):
             self._host.move_to_end(keys[i])
         if self._disk is not None and on_disk:
             count = self._disk.read([keys[i] for i in on_disk], into=rows, at=on_disk)
             rows = rows[: on_disk[count]] if count < len(on_disk) else rows
         try:
-            return rows.to(self._pool.device)
+            return transfers.upload(rows)
         except torch.OutOfMemoryError:
             log.warning("no memory on the device to bring %d pages back to; they are computed again", len(rows))
             return rows[:0]
@@ -171,7 +177,28 @@ class Tiers:
         if self._disk is not None:
             new = [(key, place) for key, place in zip(keys, places, strict=True) if not self._disk.touch(key)]
             if new:
+                self._pool.transfers.wait()
                 self._disk.add([key for key, _ in new], self._rows[[place for _, place in new]])
+
+
+def _host_memory(pool: KVPool, num_rows: int) -> Tensor:
+    """For so many pages; beside a GPU it is pinned, so that pages are copied there while steps go on."""
+    try:
+        return pool.transfers.empty(num_rows, pool.page_width, dtype=pool.dtype)
+    except RuntimeError as error:  # what torch raises where there is none
+        wanted = gib(num_rows * pool.page_width * pool.dtype.itemsize)
+        raise EngineError(
+            f"Engine: there is no host memory for {wanted} of evicted keys and values. Lower host_cache_bytes."
+        ) from error
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Runs of consecutive places: the index of the first, that place, and how many there are."""
+    first = 0
+    for i in range(1, len(places) + 1):
+        if i == len(places) or places[i] != places[i - 1] + 1:
+            yield first, places[first], i - first
+            first = i
 
 
 @dataclass(eq=False, slots=True)

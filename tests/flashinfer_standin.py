@@ -36,6 +36,10 @@ def is_rising(values: list[int]) -> bool:
     return values[0] == 0 and all(a <= b for a, b in pairwise(values))
 
 
+def length_of(pages: int, last: int, page_size: int) -> int:
+    return (pages - 1) * page_size + last if pages else 0
+
+
 def merge_state_in_place(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
     need(lse.dtype == other_lse.dtype == torch.float32, "a log-sum-exp must be float32")
     need(out.shape == other.shape and lse.shape == other_lse.shape == out.shape[:2], "shapes to merge")
@@ -46,12 +50,35 @@ def merge_state_in_place(out: Tensor, lse: Tensor, other: Tensor, other_lse: Ten
 
 
 class BatchPrefillWithPagedKVCacheWrapper:
-    """`plan`, then `run`; counts the pages that are read."""
+    """`plan`, then `run`; counts the pages that are read.
 
-    def __init__(self, workspace: Tensor | None = None, kv_layout: str = "NHD", *, backend: str = "auto") -> None:
+    For a CUDA graph, `run` sees of a plan only what lies in the buffers, as a replayed graph does.
+    """
+
+    def __init__(
+        self,
+        workspace: Tensor | None = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+        *,
+        backend: str = "auto",
+    ) -> None:
         need(kv_layout == "NHD", "only the layout [pages, page_size, heads, dim] is used")
         need(backend == "fa2", 'backend="fa2" must be chosen explicitly')
         self.pages_read = 0
+        self._graph, self._most_rows = use_cuda_graph, 0
+        self._buffers = [qo_indptr_buf, paged_kv_indptr_buf, paged_kv_last_page_len_buf, paged_kv_indices_buf]
+        given = [buffer for buffer in self._buffers if buffer is not None]
+        need(len(given) == (4 if use_cuda_graph else 0), "a CUDA graph needs all buffers, and nothing else any")
+        for buffer in given:
+            need_int32(buffer, None, "a buffer")
+
+    def reset_workspace_buffer(self, floats: Tensor, integers: Tensor) -> None:
+        need(floats.dtype == integers.dtype == torch.uint8, "workspaces are bytes")
 
     def plan(
         self,
@@ -79,27 +106,46 @@ class BatchPrefillWithPagedKVCacheWrapper:
         need(is_rising(rows) and is_rising(pages), "an indptr does not rise from 0")
         need(pages[-1] <= len(indices), "paged_kv_indptr points past the indices")
         need(num_qo_heads % num_kv_heads == 0, "query heads must be a multiple of key heads")
-        self._lengths = []
         for group in range(groups):
             count = pages[group + 1] - pages[group]
             need(1 <= last[group] <= page_size if count else last[group] == 0, "last_page_len does not fit the pages")
-            self._lengths.append((count - 1) * page_size + last[group] if count else 0)
             if causal:  # the real planner does not check this
-                need(self._lengths[-1] >= rows[group + 1] - rows[group], "causal with fewer keys than rows")
-        self._rows, self._pages, self._indices = rows, pages, paged_kv_indices.long()
-        self._heads, self._shape = num_qo_heads, (page_size, num_kv_heads, head_dim_qk)
+                need(length_of(count, last[group], page_size) >= rows[group + 1] - rows[group], "fewer keys than rows")
+        self._planned = [qo_indptr, paged_kv_indptr, paged_kv_last_page_len, paged_kv_indices]
+        if self._graph:
+            self._most_rows = self._most_rows or rows[-1]
+            need(rows[-1] <= self._most_rows, "more rows than in the first plan of a graph")
+            for buffer, values in zip(self._buffers, self._planned, strict=True):
+                assert buffer is not None
+                need(len(values) == len(buffer) or values is paged_kv_indices, "the groups of a graph are fixed")
+                need(len(values) <= len(buffer), "more indices than the graph's buffer holds")
+                buffer[: len(values)].copy_(values)
+        self._num_rows, self._heads, self._shape = rows[-1], num_qo_heads, (page_size, num_kv_heads, head_dim_qk)
         self._causal, self._window, self._cap = causal, window_left, logits_soft_cap
         self._scale = sm_scale or head_dim_qk**-0.5
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, return_lse: bool = False) -> Any:
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: tuple[Tensor, Tensor],
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+    ) -> Any:
         k, v = paged_kv_cache
-        need(q.shape == (self._rows[-1], self._heads, self._shape[2]), f"q has shape {tuple(q.shape)}")
+        need(q.shape == (self._num_rows, self._heads, self._shape[2]), f"q has shape {tuple(q.shape)}")
         need(k.shape[1:] == self._shape and k.stride() == v.stride(), f"the cache has shape {tuple(k.shape)}")
-        need(not len(self._indices) or int(self._indices.max()) < len(k), "a page id is out of range")
-        out, lse = torch.zeros_like(q), torch.full(q.shape[:2], MINUS_INFINITY)
-        for group, length in enumerate(self._lengths):
-            first, end = self._rows[group], self._rows[group + 1]
-            pages = self._indices[self._pages[group] : self._pages[group + 1]]
+        arrays = self._buffers if self._graph else self._planned
+        rows, ends, last = [array.tolist() for array in arrays[:3] if array is not None]
+        assert arrays[3] is not None
+        indices = arrays[3][: ends[-1]].tolist()
+        need(max(indices, default=0) < len(k), "a page id is out of range")
+        out, lse = torch.empty_like(q) if out is None else out, torch.empty(q.shape[:2]) if lse is None else lse
+        out.zero_(), lse.fill_(MINUS_INFINITY)
+        for group, (first, end) in enumerate(pairwise(rows)):
+            pages = indices[ends[group] : ends[group + 1]]
+            length = length_of(len(pages), last[group], self._shape[0])
             self.pages_read += len(pages) * (end > first)
             if length and end > first:
                 keys, values = (t[pages].flatten(0, 1)[:length] for t in (k, v))

@@ -20,9 +20,8 @@ Done = tuple[Task, list[Any] | Exception]
 
 
 class Branchwise:
-    def __init__(self, dtype: str) -> None:
-        options = {"dtype": "bfloat16", "quantization": "int4"} if dtype == "int4" else {"dtype": dtype}
-        self._engine = Engine("smollm2-135m", **options)
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
 
     def run(self, progress: Progress) -> None:
@@ -64,5 +63,10 @@ class Branchwise:
         engine.start(prompt, params, n=call.samples, on_done=on_done)
 
 
+def load(dtype: str) -> Branchwise:
+    options = {"dtype": "bfloat16", "quantization": "int4"} if dtype == "int4" else {"dtype": dtype}
+    return Branchwise(Engine("smollm2-135m", **options))
+
+
 if __name__ == "__main__":
-    harness.main(Branchwise)
+    harness.main(load)

@@ -7,8 +7,9 @@ and then answers layer by layer. It never sees the tree.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -47,14 +48,19 @@ class Level:
     causal: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AttnBatch:
     """One step. Partial results of the levels are merged; the last level holds each segment's own rows."""
 
     levels: tuple[Level, ...]
-    flat: Level            # the same step in one level: each segment with its whole path
+    make_flat: Callable[[], Level]
     write_slots: Tensor    # int64 [T] on the device
     num_rows: int
+
+    @cached_property
+    def flat(self) -> Level:
+        """The same step in one level: each segment with its whole path. Made when asked for, as few layers need it."""
+        return self.make_flat()
 
 
 class Attention(Protocol):
@@ -83,16 +89,16 @@ def attn_batch(
 ) -> AttnBatch:
     """The index arrays of a step. Rows that write nothing name slot `scratch`. Without `cost` nothing is shared."""
     num_rows = len(layout.tokens)
-    _, whole = cut(layout.segments, CostModel(max_levels=0))
-    flat = _level(whole, num_rows, page_size, causal=True)
-    levels = [flat]
-    if cost is not None:
-        shared, rest = cut(layout.segments, cost)
-        if shared:
-            levels = [_level(groups, num_rows, page_size, causal=False) for groups in shared]
-            levels.append(_level(rest, num_rows, page_size, causal=True))
+
+    def flat() -> Level:
+        return _level(cut(layout.segments, CostModel(max_levels=0))[1], num_rows, page_size, causal=True)
+
+    shared, rest = cut(layout.segments, cost or CostModel(max_levels=0))
+    levels = [_level(groups, num_rows, page_size, causal=False) for groups in shared]
+    levels.append(own := _level(rest, num_rows, page_size, causal=True))
+    whole = flat if shared else lambda: own
     slots = int32(layout.write_slots).to(torch.int64)
-    return AttnBatch(tuple(levels), flat, torch.where(slots == NO_SLOT, scratch, slots).to(device), num_rows)
+    return AttnBatch(tuple(levels), whole, torch.where(slots == NO_SLOT, scratch, slots).to(device), num_rows)
 
 
 def _level(groups: Sequence[Group], num_rows: int, page_size: int, *, causal: bool) -> Level:
@@ -112,6 +118,12 @@ def _level(groups: Sequence[Group], num_rows: int, page_size: int, *, causal: bo
     if num_rows > qo[-1]:
         add(num_rows, array("i"))
     return Level(int32(qo), int32(kv), int32(indices), int32(last), page_size, causal)
+
+
+def one_key() -> Level:
+    """One row and one key, in slot 0: to try a backend out with."""
+    one, ends = torch.ones(1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+    return Level(ends, ends, torch.zeros(1, dtype=torch.int32), one, 1, causal=True)
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:

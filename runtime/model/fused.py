@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ..attention.cpu import CpuAttention
 from ..compiling import help_with, loading
+from ..devices import is_cpu
 from ..models import cache_folder
 from . import StepInput
 from .family import Traits
@@ -43,7 +44,7 @@ class LayerMatrices:
 def fits(has: Traits, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the compiled function knows all that such a model does."""
     return (
-        device.type == "cpu"
+        is_cpu(device)
         and dtype == torch.float32
         and has.activation is F.silu
         and not (has.head_norms or has.post_norms or has.final_softcap)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..devices import is_cpu
 from ..errors import RequestError
 from .quantize import GROUP, Int4, Int8, to_int4, to_int8
 
@@ -74,7 +75,7 @@ class Packed:
 
 def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The matrix [N, K], in the fastest order there is for its dtype on its device."""
-    if weight.device.type == "cpu" and reorders(weight.dtype):
+    if is_cpu(weight.device) and reorders(weight.dtype):
         return Reordered(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
     return Dense(weight, bias)
 
@@ -149,7 +150,7 @@ def check_quantization(quantization: Quantization, device: torch.device, sizes: 
         sizes: by what they are called, the numbers of rows and columns of the model's matrices.
     """
     ask = f"Engine: quantization {quantization!r}"
-    if device.type != "cpu":
+    if not is_cpu(device):
         raise RequestError(f'{ask} is for device "cpu", and this engine runs on {device}. Leave it out.')
     for operator in OPERATORS[quantization]:
         if not hasattr(torch.ops.aten, operator):

@@ -7,7 +7,6 @@ the rows whose logits are wanted go through the head. T rows, H query heads, K k
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from .fused import FusedLayers, LayerMatrices
 from .linear import MOST_COPIED, Linear, Quantization, Storage, check_quantization
 from .rope import rope
 from .rows import Angles, Rows, rows_for
-from .weights import Weights
+from .split import Added, Split, SplitWeights
+from .weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +42,29 @@ class LlamaModel:
 
     def __init__(
         self,
-        folder: Path,
+        weights: WeightSource,
         config: Any,
         *,
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization | None = None,
         packed_rows: int = 16,
+        split: Split | None = None,
     ) -> None:
-        """Load the model in `folder`, whose configuration fits the family.
+        """Make the model of `weights`, whose configuration fits the family.
 
         Args:
+            split: the share of this rank, if several compute together.
             packed_rows: steps of more rows than this use dense copies of quantised weights, if they are small enough.
 
         Raises:
             WeightsError: a weight is missing or has another shape than the configuration says.
-            RequestError: its matrices cannot be quantised so.
+            RequestError: its matrices cannot be quantised so, or not be divided so.
         """
-        self._traits = has = traits(config)
+        has = traits(config)
+        if split is not None:
+            has, weights = split.traits(has, config.vocab_size), SplitWeights(weights, split)
+        self._traits, self._split = has, split
         self.dtype, self.device, self.specs = dtype, device, has.specs
         self.vocab_size: int = config.vocab_size
         self.context_length: int = config.max_position_embeddings
@@ -69,17 +74,20 @@ class LlamaModel:
             check_quantization(quantization, device, sizes)
         num_weights = has.num_layers * has.hidden * (2 * has.queries + 2 * has.keys + 3 * has.inner)
         storage = Storage(dtype, device, quantization, num_weights * dtype.itemsize <= MOST_COPIED, packed_rows)
-        weights = Weights(folder, dtype, device)
         # As transformers has it: a head in the file counts, even where the configuration says that it is tied.
-        if config.tie_word_embeddings and "lm_head.weight" not in weights:
+        tied = config.tie_word_embeddings and "lm_head.weight" not in weights
+        if tied and split is None:
             head = weights.stacked("model.", {"embed_tokens": self.vocab_size}, has.hidden)
             self._embedding, self._head = storage.tied(head)
         else:
             self._embedding = weights.get("model.embed_tokens.weight", self.vocab_size, has.hidden)
-            head = weights.stacked("", {"lm_head": self.vocab_size}, has.hidden)
+            if tied and split is not None:
+                head = split.mine(self._embedding, 0)
+            else:
+                head = weights.stacked("", {"lm_head": self.vocab_size // (split.size if split else 1)}, has.hidden)
             self._head = storage.head(head)
         self._embedding_scale = float(torch.tensor(has.embedding_scale, dtype=dtype))
-        fuses = quantization is None and storage.copies and fused.fits(has, dtype, device)
+        fuses = quantization is None and split is None and storage.copies and fused.fits(has, dtype, device)
         self._matrices: list[LayerMatrices] | None = [] if fuses else None
         self._layers = [self._layer(weights, storage, f"model.layers.{i}.") for i in range(has.num_layers)]
         self._norm = weights.get("model.norm.weight", has.hidden) + has.norm_offset
@@ -112,6 +120,8 @@ class LlamaModel:
         last = x[step.logit_rows]                                               # [L, hidden]
         normed = rows.add_norm(last, None if more is None else more[step.logit_rows], self._norm, has.eps)
         logits = self._head(normed).float()
+        if self._split is not None:
+            logits = self._split.join(logits)
         return logits if has.final_softcap is None else torch.tanh(logits / has.final_softcap) * has.final_softcap
 
     def _attend(
@@ -133,7 +143,10 @@ class LlamaModel:
     def _post_normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._normed(x, weight)
 
-    def _layer(self, weights: Weights, storage: Storage, prefix: str) -> Layer:
+    def _added(self, linear: Linear) -> Linear:
+        return linear if self._split is None else Added(linear, self._split)
+
+    def _layer(self, weights: WeightSource, storage: Storage, prefix: str) -> Layer:
         has, attention, mlp = self._traits, f"{prefix}self_attn.", f"{prefix}mlp."
         hidden, inner = has.hidden, has.inner
 
@@ -157,10 +170,10 @@ class LlamaModel:
             qkv=storage.linear(qkv, qkv_bias),
             q_norm=norm("self_attn.q_norm", has.head_dim) if has.head_norms else None,
             k_norm=norm("self_attn.k_norm", has.head_dim) if has.head_norms else None,
-            out=storage.linear(out, out_bias),
+            out=self._added(storage.linear(out, out_bias)),
             post_attn_norm=norm("post_attention_layernorm") if has.post_norms else None,
             mlp_norm=norm("pre_feedforward_layernorm" if has.post_norms else "post_attention_layernorm"),
             gate_up=storage.linear(gate_up),
-            down=storage.linear(down),
+            down=self._added(storage.linear(down)),
             post_mlp_norm=norm("post_feedforward_layernorm") if has.post_norms else None,
         )

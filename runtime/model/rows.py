@@ -21,7 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..compiling import loading
+from ..devices import is_cpu, is_gpu
 from ..kv import KVPool
+from ..libraries import DTYPES, Missing, flashinfer, triton
 from ..models import cache_folder
 from .rope import rotate
 
@@ -123,11 +125,23 @@ class CompiledRows:
 
 def rows_for(dtype: torch.dtype, device: torch.device) -> Rows:
     """The fastest there is by now, for one step; the first call begins to load what is compiled."""
-    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+    if is_gpu(device):
+        return gpu_rows(dtype, device)
+    if not is_cpu(device) or dtype not in (torch.float32, torch.bfloat16):
         return _TORCH
     coming = loading_kernels(dtype == torch.bfloat16)
     kernels = coming.result() if coming.done() else None
     return _TORCH if kernels is None else CompiledRows(kernels)
+
+
+@cache
+def gpu_rows(dtype: torch.dtype, device: torch.device) -> Rows:
+    """On a GPU: FlashInfer's kernels for norms and activations and one of ours for the rest, as far as there are."""
+    if dtype not in DTYPES or isinstance(triton(device), Missing):
+        return _TORCH
+    from .gpu_rows import GpuRows
+
+    return GpuRows(flashinfer(), torch.zeros(1, 64, dtype=dtype, device=device))
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,8 +13,26 @@ from ..errors import WeightsError
 from ..models import weight_map
 
 
+class WeightSource(Protocol):
+    """Tensors by name. What is wrong with them is told by `check`, once they were all asked for."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """The tensor of this name, of this shape, in the dtype and on the device of the model."""
+
+    def optional(self, name: str, *shape: int) -> Tensor | None:
+        """Likewise, if there is one."""
+
+    def stacked(self, prefix: str, heights: dict[str, int], width: int) -> Tensor:
+        """Matrices of one width as one, [sum of heights, width], in any dtype and wherever they are."""
+
+    def check(self) -> None:
+        """Raise `WeightsError` if something that was asked for was not as it should be."""
+
+
 class Weights:
-    """Reads tensors one by one; remembers what is missing or misshapen, so that all of it can be said at once."""
+    """From a model's folder, one by one. Remembers what is missing or misshapen, so that all of it is said at once."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._folder, self._dtype, self._device = folder, dtype, device
@@ -50,7 +69,6 @@ class Weights:
         return tensor
 
     def check(self) -> None:
-        """Raise `WeightsError` if something that was asked for was not as it should be."""
         if self._problems:
             shown = "; ".join(self._problems[:4])
             raise WeightsError(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from branchwise.runtime import draws
-from branchwise.runtime.draws import Draw, Drawer, loading_kernel
+from branchwise.runtime.draws import Draw, HostDrawer, loading_kernel
 from branchwise.runtime.errors import ConstraintError, EngineError
 from branchwise.runtime.penalties import Penalties, Repeated
 from branchwise.runtime.request import Request
@@ -34,7 +34,7 @@ def request(sampling: SamplingParams, **options: Any) -> Request:
 
 def drawn(logits: Tensor, *requests: Request) -> list[int | Exception]:
     rows = [Draw(one, row % len(logits)) for row, one in enumerate(requests)]
-    return Drawer(frozenset({END})).draw(logits, rows)
+    return HostDrawer(frozenset({END})).draw(logits, rows)
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -94,7 +94,7 @@ def test_a_request_that_changes_its_scores_leaves_the_row_to_others() -> None:
     long = request(greedy, min_tokens=1)
     stopping = request(greedy, min_tokens=1, stop_ids=frozenset({4}))
     rows = [Draw(one, 0) for one in (biased, long, stopping, request(greedy))]
-    assert Drawer(frozenset({END})).draw(logits, rows) == [0, 4, 1, 3]
+    assert HostDrawer(frozenset({END})).draw(logits, rows) == [0, 4, 1, 3]
     assert logits.tolist() == [[1.0, 2.0, 0.0, 9.0, 3.0]]
 
 

@@ -121,12 +121,12 @@ def test_a_prompt_that_is_cached_whole_is_answered_alike_and_its_slots_are_not_w
     prompt = list(range(10, 43))
     first = [engine.generate(prompt[:end], max_tokens=1, temperature=0, ignore_eos=True).tokens for end in (33, 32, 1)]
     used = engine.stats.free_slots
-    before = [bits(k) for k in engine._loop._pool.k]
+    before = [bits(k) for k in engine._pool.k]
     again = [engine.generate(prompt[:end], max_tokens=1, temperature=0, ignore_eos=True) for end in (33, 32, 1)]
     assert [result.tokens for result in again] == first
     assert [result.hit_tokens for result in again] == [32, 31, 0]
     assert engine.stats.free_slots == used
-    for now, then in zip(engine._loop._pool.k, before, strict=True):
+    for now, then in zip(engine._pool.k, before, strict=True):
         assert torch.equal(bits(now)[:-1], then[:-1])  # the last row is the scratch slot
 
 

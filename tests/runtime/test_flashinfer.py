@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from array import array
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -13,18 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from branchwise.runtime import Engine, engine
-from branchwise.runtime.attention import Attention, AttnSpec, Level, attn_batch
+from branchwise.runtime import Engine, libraries, running
+from branchwise.runtime.attention import Attention, AttnSpec, Level, attn_batch, choice
 from branchwise.runtime.attention.flashinfer import (
     LEAST_WORKSPACE,
     FlashInferAttention,
     cost_model,
+    merges,
     unsupported,
     workspace_bytes,
 )
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.attention.reference import ReferenceAttention
 from branchwise.runtime.layout import build_layout
+from branchwise.runtime.libraries import Missing
 from branchwise.runtime.slots import SlotPool
 from branchwise.runtime.tree import RadixTree
 from tests import flashinfer_standin
@@ -139,6 +142,14 @@ def test_what_its_kernels_do_not_take_is_named() -> None:
     assert unsupported([fine, small], torch.float16) == "its kernels take heads of 64, 128, 256 numbers, not 32"
 
 
+def test_more_heads_than_it_can_merge_share_nothing() -> None:
+    """So many threads of a block: what its kernel for merges has been seen to take."""
+    for heads, size in ((128, 64), (64, 128), (32, 256)):
+        assert merges(AttnSpec(heads, 8, size, 1.0), torch.bfloat16)
+        assert not merges(AttnSpec(2 * heads, 8, size, 1.0), torch.bfloat16)
+    assert cost_model([AttnSpec(128, 8, 128, 1.0)], torch.bfloat16).max_levels == 0
+
+
 def test_sharing_must_be_worth_its_launches() -> None:
     cost = cost_model([AttnSpec(32, 8, 128, 1.0)], torch.bfloat16)
     assert cost.pays(16, 4096)
@@ -158,21 +169,68 @@ def test_whole_models_give_the_tokens_of_transformers(
         made.append(Library())
         return backend(made[-1]), ALWAYS
 
-    monkeypatch.setattr(engine, "attention_for", attention_for)
-    with Engine(folder, num_slots=2048, page_size=page_size, max_step_tokens=64, max_running=8) as running:
+    monkeypatch.setattr(running, "attention_for", attention_for)
+    with Engine(folder, num_slots=2048, page_size=page_size, max_step_tokens=64, max_running=8) as engine:
         for _ in range(2):
-            found = together(running, asked)
-        running.check()
+            found = together(engine, asked)
+        engine.check()
     assert found == [transformers_greedy(folder, prompt, NEW) for prompt in asked]
     assert made[0].pages_read > 0
 
 
-def test_a_gpu_without_flashinfer_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    spec, gpu = AttnSpec(H, K, D, 1.0), SimpleNamespace(type="cuda")
-    model: Any = SimpleNamespace(device=gpu, specs=[spec])
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model on a GPU that there is not: as much of one as is looked at when a backend is chosen."""
+    for name in ("flashinfer", "triton"):
+        monkeypatch.setattr(choice, name, lambda *_, name=name: Missing(f"no {name} here"))
+    monkeypatch.setattr(choice, "gpu_lacks", lambda device: None)
+    return SimpleNamespace(device=torch.device("cuda"), specs=[AttnSpec(H, K, D, 1.0)])
+
+
+def test_a_gpu_without_its_libraries_says_so_and_goes_on(gpu: Any, caplog: pytest.LogCaptureFixture) -> None:
     pool: Any = SimpleNamespace(dtype=torch.bfloat16)
     with caplog.at_level(logging.WARNING, "branchwise"):
-        attention, _ = engine.attention_for(model, pool)
+        attention, _ = choice.attention_for(gpu, pool)
     assert isinstance(attention, ReferenceAttention)
-    assert "FlashInfer cannot be used (ModuleNotFoundError" in caplog.text
-    assert "pip install branchwise[cuda]" in caplog.text
+    assert caplog.messages == [
+        "attention runs in plain torch, right and slow: FlashInfer cannot be used (no flashinfer here; nor Triton: no "
+        "triton here)"
+    ]
+
+
+def test_an_old_gpu_and_a_dtype_that_flashinfer_has_not_are_named(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "branchwise"):
+        choice.attention_for(gpu, SimpleNamespace(dtype=torch.float32))  # type: ignore[arg-type]  # a pool's dtype
+        monkeypatch.setattr(choice, "gpu_lacks", lambda device: "it has compute capability 7.0, and 8.0 is needed")
+        monkeypatch.setattr(choice, "triton", lambda device: SimpleNamespace())
+        attention, _ = choice.attention_for(gpu, SimpleNamespace(dtype=torch.bfloat16))  # type: ignore[arg-type]  # likewise
+    assert isinstance(attention, ReferenceAttention)
+    assert "(its kernels take float16 and bfloat16, not torch.float32; nor Triton" in caplog.messages[0]
+    assert "(it has compute capability 7.0, and 8.0 is needed)" in caplog.messages[1]
+
+
+def test_a_library_that_cannot_compile_its_kernels_is_named(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrapper(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("Could not find nvcc:\n  install it")
+
+    broken = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=wrapper)
+    monkeypatch.setattr(choice, "flashinfer", lambda: broken)
+    monkeypatch.setattr(choice, "is_gpu", lambda device: True)
+    gpu.device = torch.device("meta")
+    attention, _ = choice.attention_for(gpu, SimpleNamespace(dtype=torch.bfloat16))  # type: ignore[arg-type]  # a pool's dtype
+    assert isinstance(attention, ReferenceAttention)
+    assert "FlashInfer cannot be used (RuntimeError: Could not find nvcc: install it; nor Triton" in caplog.text
+
+
+def test_a_library_that_cannot_be_imported_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    libraries.flashinfer.cache_clear()
+    missing = libraries.flashinfer()
+    libraries.flashinfer.cache_clear()
+    assert isinstance(missing, Missing)
+    assert missing.reason.startswith("ModuleNotFoundError: import of flashinfer halted")
+    assert missing.reason.endswith("Install it with: pip install branchwise[cuda]")

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, Mam
 from branchwise.runtime import Engine, WeightsError
 from branchwise.runtime.model.llama import LlamaModel
 from branchwise.runtime.model.transformers import TransformersModel
+from branchwise.runtime.model.weights import Weights
 
 from ..conftest import MakeTiny
 
@@ -194,7 +195,7 @@ def test_a_recurrent_model_is_refused_by_name(tiny_model: Path, tmp_path: Path) 
 def test_the_lean_model_and_transformers_own_code_agree(kind: str, make_tiny: MakeTiny) -> None:
     folder, cpu = make_tiny(kind), torch.device("cpu")
     config = AutoConfig.from_pretrained(folder)
-    lean = LlamaModel(folder, config, dtype=torch.float32, device=cpu)
+    lean = LlamaModel(Weights(folder, torch.float32, cpu), config, dtype=torch.float32, device=cpu)
     general = TransformersModel(folder, config, dtype=torch.float32, device=cpu)
     assert lean.specs == general.specs
     assert (lean.vocab_size, lean.context_length) == (general.vocab_size, general.context_length)

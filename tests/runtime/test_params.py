@@ -113,8 +113,8 @@ def test_a_device_may_be_given_as_torch_has_it() -> None:
 
 def test_a_cache_larger_than_all_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    monkeypatch.setattr("branchwise.runtime.config._total_bytes", lambda device: 8 << 30)
-    monkeypatch.setattr("branchwise.runtime.config._free_bytes", lambda device: 3 << 30)
+    monkeypatch.setattr("branchwise.runtime.config.total_bytes", lambda device: 8 << 30)
+    monkeypatch.setattr("branchwise.runtime.config.free_bytes", lambda device: 3 << 30)
     check_memory(1 << 20, 8192, cpu)
     with pytest.raises(RequestError) as raised:
         check_memory(10**13, 1024, cpu)

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from branchwise.runtime.sampling import SamplingParams, gumbel, noise_bits, sample
+from branchwise.runtime.sampling import SamplingParams, gumbel, noise_bits, noise_key, sample
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0, -30.0])
 
@@ -96,7 +96,7 @@ def test_truncation_keeps_the_same_tokens_whatever_is_looked_at_first(
 
 
 def test_the_noise_of_a_draw_is_what_it_always_was() -> None:
-    bits = noise_bits(torch.arange(4), SamplingParams(seed=1, path=(2,), sample=3), 5)
+    bits = noise_bits(torch.arange(4), *noise_key(SamplingParams(seed=1, path=(2,), sample=3), 5))
     assert bits.tolist() == PINNED
 
 

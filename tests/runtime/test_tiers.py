@@ -35,6 +35,7 @@ from branchwise.runtime.saved import weights_fingerprint
 from branchwise.runtime.scheduler import Scheduler, StuckRequest
 from branchwise.runtime.slots import SlotPool
 from branchwise.runtime.tiers import ABANDONED_AFTER_S, FILE_BYTES, FOLDER_PREFIX, MOST_UNWRITTEN, DiskTier, Tiers
+from branchwise.runtime.transfers import DirectTransfers
 from branchwise.runtime.tree import Node, RadixTree
 
 from ..conftest import MakeTiny
@@ -82,13 +83,32 @@ def compute(pool: KVPool, namespace: object, tokens: array[int], slots: array[in
             v[slots[i]] = -computed(namespace, tokens[: i + 1]) - layer
 
 
+class LateTransfers(DirectTransfers):
+    """As to a GPU: what was downloaded is there when it was waited for, and not before."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self._late: list[tuple[Tensor, Tensor]] = []
+
+    def download(self, values: Tensor, into: Tensor) -> None:
+        into.fill_(-1.0)
+        self._late.append((values.clone(), into))
+
+    def wait(self) -> None:
+        for values, into in self._late:
+            into.copy_(values)
+        self._late.clear()
+
+
 class TiersAgainstComputing(RuleBasedStateMachine):
     """Sequences of a tree far too small for them: wherever a prefix comes from, its slots must hold its own numbers."""
 
-    @initialize(page_size=st.sampled_from([1, 2]), host=st.integers(0, 10), disk=st.integers(0, 20))
-    def begin(self, page_size: int, host: int, disk: int) -> None:
+    @initialize(page_size=st.sampled_from([1, 2]), host=st.integers(0, 10), disk=st.integers(0, 20), late=st.booleans())
+    def begin(self, page_size: int, host: int, disk: int, late: bool) -> None:
         self.base = Path(tempfile.mkdtemp())
         self.pool = kv_pool(10, page_size)
+        if late:
+            self.pool.transfers = LateTransfers()
         self.tree = RadixTree(SlotPool(10, page_size))
         size = page_bytes(self.pool)
         self.disk = DiskTier(self.base, disk * (size + FILE_BYTES)) if disk else None

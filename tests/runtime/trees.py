@@ -30,6 +30,21 @@ def random_step(
     return tree, sequences, build_layout(tree.fresh_nodes(), wanted)
 
 
+def decode_step(rng: random.Random, branches: int, num_slots: int = 256, page_size: int = 1) -> Layout:
+    """A row for each branch, over a prefix that all share and perhaps one that half of them share."""
+    tree = RadixTree(SlotPool(num_slots, page_size))
+    prefix = list(range(page_size * rng.randint(1, 3)))
+    ends = []
+    for i in range(branches):
+        half = [300 + i % 2] * page_size * rng.randint(0, 1)
+        ends.append(place(tree, [*prefix, *half, *range(400 + 20 * i, 400 + 20 * i + page_size * rng.randint(1, 3))]))
+    tree.commit()
+    for i, node in enumerate(ends):
+        tree.append(node, array("i", [1000 + i]))
+    fresh = tree.fresh_nodes()
+    return build_layout(fresh, [Wanted(node, len(node) - 1, sum(map(len, node.path())) - 1) for node in fresh])
+
+
 def _tokens(rng: random.Random) -> list[int]:
     return [rng.randrange(3) for _ in range(rng.randint(1, 12))]
 
