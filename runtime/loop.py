@@ -29,6 +29,7 @@ from .gil import SHORT_TURNS
 from .kv import KVPool
 from .layout import Layout
 from .model import Model, StepInput
+from .poison import NoNumbers, forget_poison, rows_without_numbers
 from .request import Delta, FinishReason, Logprob, Request
 from .scheduler import Plan, Scheduler, StuckRequest
 from .stats import Stats
@@ -255,8 +256,14 @@ class StepLoop:
             return
         try:
             logits = self._forward(plan.layout)
+            spoilt = rows_without_numbers(logits)
         except Exception as error:
-            self._undo(plan, error)
+            self._undo(plan, plan.placed, error)
+            return
+        if spoilt:
+            guilty = [r for r, places in plan.wanted if any(plan.layout.logit_of[i] in spoilt for i in places)]
+            self._undo(plan, guilty, NoNumbers())
+            forget_poison(guilty, self._scheduler, self._pool)
             return
         self._scheduler.tree.commit()
         written = plan.layout.num_written
@@ -286,19 +293,20 @@ class StepLoop:
             )
         )
 
-    def _undo(self, plan: Plan, error: Exception) -> None:
-        """Take the failed step back. Each of its requests tries again alone, so that only who is at fault fails."""
+    def _undo(self, plan: Plan, suspects: Sequence[Request], error: Exception) -> None:
+        """Take the failed step back. Each of the suspects tries again alone, so that only who is at fault fails."""
         log.warning("a step of %d rows failed: %r", len(plan.layout.tokens), error)
         self._scheduler.undo(plan)
         if len(plan.placed) > 1:
-            self._scheduler.suspects.extend(plan.placed)
+            self._scheduler.suspects.extend(suspects)
             return
         request = plan.placed[0]
         request.failures += 1
         if request.failures < MOST_FAILURES:
             self._scheduler.suspects.appendleft(request)
             return
-        failure = EngineError(f"request {request.id}: its forward pass failed {request.failures} times: {error!r}")
+        said = str(error) if isinstance(error, EngineError) else repr(error)
+        failure = EngineError(f"request {request.id}: its forward pass failed {request.failures} times: {said}")
         failure.__cause__ = error
         self._fail(request, failure)
 

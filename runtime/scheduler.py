@@ -18,7 +18,7 @@ from .policies import AdmissionOrder
 from .request import Request
 from .retraction import choose
 from .tiers import Tiers
-from .tree import RadixTree
+from .tree import Node, RadixTree
 from .waiting import Waiting
 
 HEADROOM = 16
@@ -122,6 +122,19 @@ class Scheduler:
             self.running.remove(request)
         self.tree.abandon()
         self.add(plan.placed)
+
+    def forget(self, node: Node, keep: int) -> None:
+        """Between two steps: what follows the first `keep` tokens of `node` is cached nowhere any more.
+
+        Who computes there waits again. Nothing happens if a pin keeps the node.
+        """
+        if node.pins:
+            return
+        for request in [r for r in self.running if r.node is not None and node in r.node.path()]:
+            self._retract(request)
+        self.tree.forget(node, keep)
+        if self.tiers is not None:
+            self.tiers.clear()
 
     def _continue(self, request: Request, step: _Step) -> None:
         """Place the next tokens of a running request, sending younger ones back if slots run out."""

@@ -330,6 +330,22 @@ class RadixTree:
         finally:
             self.on_evict = on_evict
 
+    def forget(self, node: Node, keep: int) -> None:
+        """Give back what follows the first `keep` tokens of `node`, whole pages, and all below it, which nothing keeps.
+
+        `on_evict` hears nothing of it.
+        """
+        below = [node]
+        for upper in below:  # grows while it is walked
+            below += upper.children.values()
+        parent = node.parent
+        for leaf in reversed(below):
+            assert leaf.kept_by == "evictable", f"{leaf!r} is in use"
+            size = len(leaf) - (keep if leaf is node else 0)
+            self._cut(leaf, size)
+            self.evictable -= size
+        self._offer(node if len(node) else parent)
+
     def fresh_nodes(self) -> list[Node]:
         """The nodes and tails that hold fresh tokens, parents before children."""
         return sorted((node for node in self._fresh if node.fresh), key=lambda node: len(node.path()))
