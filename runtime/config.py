@@ -45,6 +45,11 @@ class EngineConfig:
     host_cache_bytes: host memory for keys and values that were evicted, to bring them back from. 0 is none.
     disk_cache_bytes, disk_cache_path: the same in files in a folder, for what host memory has no room for. They go when
         the engine is closed; `save_cache` is what lasts.
+    deterministic: the scores of a token have the same bits whatever else is in its step, however its prompt was cut
+        into chunks and pages, and whether it was computed now or found in the cache; on one machine, with one version
+        and one number of threads. For models like Llama, on a CPU, in float32 or bfloat16; slower (see
+        docs/reliability.md). Without it, float32 differs in the last bits, and two candidates that are that close can
+        change places.
     seed: makes requests without a seed of their own reproducible, given the same order of calls.
     """
 
@@ -63,11 +68,13 @@ class EngineConfig:
     host_cache_bytes: int = 0
     disk_cache_bytes: int = 0
     disk_cache_path: str | os.PathLike[str] | None = None
+    deterministic: bool = False
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.jump_forward, bool):
-            raise RequestError(f"Engine: jump_forward must be True or False, got {shown(self.jump_forward)}.")
+        for name in ("jump_forward", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"Engine: {name} must be True or False, got {shown(getattr(self, name))}.")
         for name in ("threads", "num_slots", "page_size", "max_step_tokens", "max_running", "context_length"):
             value = getattr(self, name)
             if (name in ("threads", "num_slots") and value == "auto") or (name == "context_length" and value is None):
@@ -128,6 +135,14 @@ class EngineConfig:
         if device.type != "cpu":
             return torch.bfloat16
         return speeds().dtype() if self.dtype == "fastest" else torch.float32
+
+    def check_deterministic(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Refuse what the promise cannot be held for."""
+        if self.deterministic and (device.type != "cpu" or dtype == torch.float16):
+            raise RequestError(
+                f"Engine: deterministic is for a CPU, in float32 or bfloat16, not for {device} in {dtype}. "
+                'Leave it out, or add device="cpu" and dtype="float32".'
+            )
 
     def num_threads(self, device: torch.device) -> int | None:
         """How many threads torch shall use; None: as many as it does."""

@@ -38,7 +38,7 @@ from .constrain import Compiler, Constraint
 from .constrain.forced import forced_text
 from .constrain.vocab import Vocab
 from .drawing import as_dot
-from .errors import EngineClosed, OutOfSlots, RequestError, RequestTooLong
+from .errors import EngineClosed, EngineError, OutOfSlots, RequestError, RequestTooLong
 from .film import Film
 from .handles import Gather, Handle, LatePin, Pin, for_sample, settle, wait_for
 from .healing import Healer
@@ -86,11 +86,13 @@ class Engine:
         self.name: str = str(model)
         self.tokenizer: Tokenizer = Tokenizer(folder)
         dtype, quantization = self.config.torch_dtype(device), self.config.quantization
+        self.config.check_deterministic(device, dtype)
         threads = self.config.num_threads(device)
         if threads is not None:
             torch.set_num_threads(threads)  # before there is a thread that computes
         self.num_threads: int = torch.get_num_threads()
-        net = load_model(folder, dtype=dtype, device=device, quantization=quantization)
+        deterministic = self.config.deterministic
+        net = load_model(folder, dtype=dtype, device=device, quantization=quantization, deterministic=deterministic)
         self.model = net
         self.context_length = self.config.context_length or net.context_length
         if self.context_length > net.context_length:
@@ -112,6 +114,7 @@ class Engine:
             net.specs,
             net.dtype,
             page_size,
+            deterministic=deterministic,
         )
         self._tiers = open_tiers(self.config, pool)
         vocab = Vocab(
@@ -138,7 +141,7 @@ class Engine:
         )
         self._loop = StepLoop(
             net,
-            *attention_for(net, pool),
+            *(deterministic_attention() if deterministic else attention_for(net, pool)),
             pool,
             scheduler,
             self.tokenizer.eos_ids,
@@ -571,6 +574,20 @@ def attention_for(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:
                 reason = f"{type(error).__name__}: {error}. Install it with: pip install branchwise[cuda]"
         log.warning("attention runs in plain torch, right and slow: FlashInfer cannot be used (%s)", reason)
     return ReferenceAttention(), CostModel()
+
+
+def deterministic_attention() -> tuple[Attention, None]:
+    """The one whose bits do not depend on the step; nothing is read once for several rows.
+
+    Raises:
+        EngineError: there is no numba to compile it.
+    """
+    try:
+        from .attention.deterministic import DeterministicAttention  # numba, which nobody else must wait for
+
+        return DeterministicAttention(), None
+    except ImportError as error:
+        raise EngineError("Engine: deterministic needs numba's compiled code. Install numba, or leave it out.") from error
 
 
 def _close(loop: StepLoop, compiler: Compiler, tiers: Tiers | None) -> None:

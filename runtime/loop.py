@@ -78,7 +78,7 @@ class StepLoop:
         self,
         model: Model,
         attention: Attention,
-        cost: CostModel,
+        cost: CostModel | None,
         pool: KVPool,
         scheduler: Scheduler,
         eos_ids: frozenset[int],

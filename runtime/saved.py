@@ -77,9 +77,18 @@ def weights_fingerprint(folder: Path) -> str:
 
 
 def fingerprint(
-    weights: str, tokenizer: str, specs: Sequence[AttnSpec], dtype: torch.dtype, page_size: int
+    weights: str,
+    tokenizer: str,
+    specs: Sequence[AttnSpec],
+    dtype: torch.dtype,
+    page_size: int,
+    *,
+    deterministic: bool = False,
 ) -> dict[str, str]:
-    """All that must be equal for a saved cache to be of use, by name."""
+    """All that must be equal for a saved cache to be of use, by name.
+
+    A deterministic engine takes only what one has computed; others take both.
+    """
     shapes = [(len(list(run)), k, d) for (k, d), run in groupby((s.num_kv_heads, s.head_dim) for s in specs)]
     return {
         "weights": weights,
@@ -87,6 +96,7 @@ def fingerprint(
         "dtype": str(dtype).removeprefix("torch."),
         "page_size": str(page_size),
         "kv_shapes": ", ".join(f"{layers} layers of {k} x {d}" for layers, k, d in shapes),
+        **({"arithmetic": "deterministic"} if deterministic else {}),
     }
 
 

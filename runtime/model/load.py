@@ -19,20 +19,37 @@ log = logging.getLogger("branchwise")
 
 
 def load_model(
-    folder: Path, *, dtype: torch.dtype, device: torch.device, quantization: Quantization | None = None
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization | None = None,
+    deterministic: bool = False,
 ) -> Model:
     """Load the model in `folder`, its matrices packed if there is a `quantization`.
 
     Raises:
         WeightsError: the configuration cannot be used, a weight is missing or misshapen, or
             the model keeps a state that is not keys and values.
-        RequestError: the model, the device or this torch cannot be quantised so; no weight was read.
+        RequestError: the model, the device or this torch cannot be quantised so, or not be deterministic; no weight was
+            read.
     """
     config = read_config(folder)
     if fits(config):
         packed_rows = speeds().packed_rows(quantization, dtype) if quantization is not None else 0
         return LlamaModel(
-            folder, config, dtype=dtype, device=device, quantization=quantization, packed_rows=packed_rows
+            folder,
+            config,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            packed_rows=packed_rows,
+            deterministic=deterministic,
+        )
+    if deterministic:
+        raise RequestError(
+            f"Engine: deterministic is for models like Llama, and {config.model_type} runs on transformers' own code, "
+            "whose sums depend on how many rows a step has. Leave it out."
         )
     if quantization is not None:
         raise RequestError(
