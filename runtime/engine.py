@@ -132,6 +132,7 @@ class Engine:
             SlotPool(self.num_slots, page_size), EVICTION[eviction] if isinstance(eviction, str) else eviction
         )
         tree.on_evict = self._tiers.spill if self._tiers else None
+        attention, cost = deterministic_attention() if deterministic else attention_for(net, pool)
         scheduler = Scheduler(
             tree,
             max_step_tokens=self.config.max_step_tokens,
@@ -141,7 +142,8 @@ class Engine:
         )
         self._loop = StepLoop(
             net,
-            *(deterministic_attention() if deterministic else attention_for(net, pool)),
+            attention,
+            cost,
             pool,
             scheduler,
             self.tokenizer.eos_ids,
@@ -587,7 +589,7 @@ def deterministic_attention() -> tuple[Attention, None]:
 
         return DeterministicAttention(), None
     except ImportError as error:
-        raise EngineError("Engine: deterministic needs numba's compiled code. Install numba, or leave it out.") from error
+        raise EngineError("Engine: deterministic needs numba's compiled code: install it, or leave it out.") from error
 
 
 def _close(loop: StepLoop, compiler: Compiler, tiers: Tiers | None) -> None:

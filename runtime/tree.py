@@ -16,6 +16,7 @@ tokens that are computed on the guess that they will be sampled, come last in it
 from __future__ import annotations
 
 import heapq
+import logging
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from typing import Any, TypeAlias
 from .errors import OutOfSlots
 from .policies import EVICTION, EvictionOrder, guarded, lru
 from .slots import SlotPool
+
+log = logging.getLogger("branchwise")
 
 Key: TypeAlias = int | bytes
 """The first page of an edge: its token, or the bytes of its tokens."""
@@ -501,7 +504,10 @@ class RadixTree:
         before: array[int] = array("i")
         for node in above:
             before += node.tokens
-        on_evict(root.namespace, before + leaf.tokens[:keep], leaf.tokens[keep:], leaf.slots[keep:])
+        try:
+            on_evict(root.namespace, before + leaf.tokens[:keep], leaf.tokens[keep:], leaf.slots[keep:])
+        except Exception:
+            log.exception("%d tokens are evicted and kept nowhere else", size)
 
     def _cut(self, leaf: Node, size: int) -> None:
         """Free the last `size` slots of a leaf; a leaf that becomes empty leaves the tree."""

@@ -93,7 +93,8 @@ class _Work:
     @property
     def places(self) -> NDArray[np.int64]:
         """For each of `slots` its place in `used`."""
-        return np.unique(self.slots, return_inverse=True)[1].astype(np.int64).reshape(-1)
+        places: NDArray[np.int64] = np.unique(self.slots, return_inverse=True)[1].astype(np.int64).reshape(-1)
+        return places
 
 
 def _attend(

@@ -34,7 +34,7 @@ class Tiled:
     def __call__(self, x: Tensor) -> Tensor:
         missing = -len(x) % self.rows
         padded = F.pad(x, (0, 0, 0, missing)).contiguous()
-        return torch.cat([self.linear(tile) for tile in padded.split(self.rows)])[: len(x)]
+        return torch.cat([self.linear(tile) for tile in torch.split(padded, self.rows)])[: len(x)]
 
 
 def tiled(linear: Linear, num_inputs: int, dtype: torch.dtype) -> Tiled:
@@ -46,7 +46,7 @@ def tiled(linear: Linear, num_inputs: int, dtype: torch.dtype) -> Tiled:
 
 def by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """`function` of each row [1, N] of [T, N]: in a larger array it may be other instructions that do a number."""
-    return torch.cat([function(row) for row in x.split(1)]) if len(x) else x
+    return torch.cat([function(row) for row in torch.split(x, 1)]) if len(x) else x
 
 
 class DeterministicRows(CompiledRows):
