@@ -193,7 +193,8 @@ def check(engine: Engine) -> str:
 
 def try_setup(folder: Path, options: dict[str, Any], rng: random.Random, count: int, tally: Tally) -> None:
     """`count` programs on one engine; half of them, sometimes, on another one that has loaded its cache."""
-    bent = rng.choice(["auto", "on", "off"]), rng.choice(["fastest", "fastest", "reference"]), rng.choice(["all", "auto"])
+    kinds = (["auto", "on", "off"], ["fastest", "fastest", "reference"], ["all", "auto"])
+    bent = [rng.choice(kind) for kind in kinds]
     where = f"{folder.name}, {options}, groups {bent[0]}, attention {bent[1]}, admits {bent[2]}"
     asked: list[Asked] = []
     with tempfile.TemporaryDirectory() as place:
