@@ -7,11 +7,14 @@ import sys
 from collections.abc import Sequence
 
 import branchwise
+from branchwise.interpreter.serve import command as serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, or 1 if it failed. A wrong argument exits with 2 at once."""
     options = _parser().parse_args(arguments)
+    if options.command == "serve":
+        return serve.serve(options)
     # Here, so that --help and --version answer without loading what an engine needs.
     from branchwise.runtime.errors import EngineError
 
@@ -31,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="branchwise", description=branchwise.__doc__)
     parser.add_argument("--version", action="version", version=f"branchwise {branchwise.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    serve.add_parser(commands)
     models = commands.add_parser("models", help="list the models that have a short name, or fetch one")
     actions = models.add_subparsers(dest="action", metavar="action")
     fetch = actions.add_parser("fetch", help="get a model and keep it in the cache; nothing happens if it is there")

@@ -6,17 +6,24 @@ Something that has to wait is an iterator of steps. It gives a `Wait` where it c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
 
 from branchwise.lang import CallError
 
+if TYPE_CHECKING:
+    import asyncio
+
 T = TypeVar("T")
+
+LOOK_S = 0.05
+"""How often a thread that blocks inside of a task looks whether the task was cancelled."""
 
 
 class Changes:
@@ -66,7 +73,7 @@ class Wait:
                 return
             self.changes.watch(wake)
         try:
-            woken.get()
+            get_in_task(woken)
         finally:
             self.changes.unwatch(wake)
 
@@ -91,6 +98,37 @@ class Wait:
             await woken.wait()
         finally:
             self.changes.unwatch(wake)
+
+
+def get_in_task(queue: SimpleQueue[T]) -> T:
+    """What comes out of `queue`. A thread that runs an asyncio task looks now and then whether that was cancelled.
+
+    `asyncio.run` makes a cancellation of the first Ctrl-C, and a thread that blocks would not hear of it.
+
+    Raises:
+        asyncio.CancelledError: the task was cancelled meanwhile.
+    """
+    task = _current_task()
+    if task is None:
+        return queue.get()
+    while not getattr(task, "_must_cancel", False):  # of C and Python; `cancelling()` counts also what it was told of
+        with suppress(Empty):
+            return queue.get(timeout=LOOK_S)
+    from asyncio import CancelledError
+
+    raise CancelledError
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    """The task that this thread runs. asyncio is not loaded for that."""
+    if "asyncio" not in sys.modules:
+        return None
+    import asyncio
+
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        return None
 
 
 def blocking(steps: Iterator[T | Wait]) -> Iterator[T]:

@@ -132,9 +132,9 @@ class Executor:
         return family
 
     def _look_ahead(self, tasks: Sequence[Task]) -> None:
-        """What has a constraint may wait here for a while: the backend compiles it meanwhile."""
+        """A call may wait here for a while: the backend compiles its constraint meanwhile, or refuses it now."""
         for task in tasks:
-            if self._prepare and isinstance(task, Ask) and isinstance(task.op, Gen) and task.op.options.constrained:
+            if self._prepare and isinstance(task, Ask) and isinstance(task.op, Gen):
                 self._prepare(task.op)
 
     # The queue

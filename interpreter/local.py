@@ -57,7 +57,9 @@ class Engine(runtime.Engine):
         return LocalSession(self, (), TokenStream(), (), plain=False)
 
     def prepare(self, gen: Gen) -> None:
-        """Begin to compile what constrains `gen`."""
+        """Begin to compile what constrains `gen`, if something does."""
+        if not gen.options.constrained:
+            return
         with suppress(runtime.EngineClosed):  # said again, and heard, when it is asked for
             self.compile(generate_params(gen))
 
@@ -113,7 +115,7 @@ class LocalSession:
     def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
         prompt = self.prompt()
         params, count = generate_params(gen), gen.options.n or 1
-        plain_bytes = self._plain_bytes()
+        plain_bytes = self.plain_bytes()
         results: list[runtime.Result | Exception | None] = [None] * count
 
         def on_done(sample: int, result: runtime.Result | Exception) -> None:
@@ -201,7 +203,7 @@ class LocalSession:
             RequestError: the vocabulary has no tokens for one of them.
         """
         texts = [self._following(choice, plain=True) for choice in select.choices]
-        healed, tokens = self._continuations(prompt, texts, self._plain_bytes() if select.heal else 0)
+        healed, tokens = self._continuations(prompt, texts, self.plain_bytes() if select.heal else 0)
         for choice, encoded in zip(select.choices, tokens, strict=True):
             if not encoded:
                 raise runtime.RequestError(f"the model's vocabulary cannot spell the choice {choice!r}.")
@@ -213,7 +215,7 @@ class LocalSession:
         self._stream = self._stream.add(tokens, text, healed=healed)
         self._write(text, plain=True)
 
-    def _plain_bytes(self) -> int:
+    def plain_bytes(self) -> int:
         """How many bytes at the end of the prompt are text of the program's: after its turn's beginning, and after what
         was generated."""
         written = self._written()

@@ -13,10 +13,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import Any, Generic, TypeVar
 
 from .batch import Batch, Crew
+from .changes import get_in_task
 from .errors import Cancelled
 from .running import Running
 from .single import Streamed
@@ -72,15 +74,18 @@ class _OwnLoop(Generic[T]):
 
     def run_elsewhere(self) -> T:
         done: Future[T] = Future()
+        ended: SimpleQueue[object] = SimpleQueue()
+        done.add_done_callback(ended.put)
         context = contextvars.copy_context()
         run = partial(_settle, done, partial(context.run, self.run))
         self._elsewhere = Thread(target=run, name="branchwise-loop", daemon=True)
         self._elsewhere.start()
         try:
-            return done.result()
-        except KeyboardInterrupt:
+            get_in_task(ended)
+        except (KeyboardInterrupt, asyncio.CancelledError):
             self.stop()
             raise
+        return done.result()
 
     def stop(self) -> None:
         """Cancel it, from any thread."""

@@ -16,7 +16,7 @@ from .batch import HELPERS, Batch, Crew, InOrder, all_results
 from .errors import NoBackend
 from .progress import progress_of
 from .running import RUNNING
-from .session import Backend, Planner
+from .session import Backend, Checking, Planner
 from .shared_prefix import SharedPrefix
 from .single import Streamed, run_here, run_on_loop
 from .state import State
@@ -146,15 +146,18 @@ class Interpreter:
         return Batch(len(calls), RUNNING, progress_of(len(calls), shown=shown))
 
     def trace(self, program: Program[State], call: Call) -> Trace:
-        """On this thread. The defaults of the backend count where there is one."""
+        """On this thread. The defaults and the limits of the backend count where there is one."""
         backend = self.default_backend if call.backend is None else call.backend
         known = GenOptions() if backend is None else checked_backend(backend, program.name).defaults
         self._check_not_tracing(program)
         self._tracing.add(get_ident())
         try:
-            return trace(program, call, Defaults(run=call.options, function=program.defaults, backend=known))
+            traced = trace(program, call, Defaults(run=call.options, function=program.defaults, backend=known))
         finally:
             self._tracing.discard(get_ident())
+        if isinstance(backend, Checking):
+            backend.check_trace(traced)
+        return traced
 
     def explain(self, program: Program[State], calls: Sequence[Call]) -> Plan:
         """On this thread. All calls are on the backend of the first."""

@@ -132,7 +132,11 @@ class Session(Protocol):
         """Start scoring the choices and return at once; the winner's text becomes part of the session."""
 
     def prepare(self, gen: Gen) -> None:
-        """`gen` will come, here or in a fork: begin what needs no prompt. Any thread, any number of times."""
+        """`gen` will come, here or in a fork: begin what needs no prompt. Any thread, any number of times.
+
+        Raises:
+            LangError: the backend cannot do that, whatever the prompt will be.
+        """
 
     def fork(self, count: int) -> Sequence[Session]:
         """`count` sessions that go on from here: O(1) each, nothing sent or computed again."""
@@ -173,3 +177,11 @@ class Planner(Protocol):
 
     def plan(self, traces: Sequence[Trace]) -> Plan:
         """What these runs would ask of it, one after the other; no text is computed."""
+
+
+@runtime_checkable
+class Checking(Protocol):
+    """A backend that cannot do all that a program can say."""
+
+    def check_trace(self, trace: Trace) -> None:
+        """Raise what a run would raise because of that, without asking for anything."""

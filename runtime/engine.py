@@ -13,6 +13,7 @@ import logging
 import operator
 import os
 import random
+import re
 import sys
 import time
 import weakref
@@ -132,7 +133,7 @@ class Engine:
             SlotPool(self.num_slots, page_size), EVICTION[eviction] if isinstance(eviction, str) else eviction
         )
         tree.on_evict = self._tiers.spill if self._tiers else None
-        attention, cost = deterministic_attention() if deterministic else attention_for(net, pool)
+        attention, cost_model = deterministic_attention() if deterministic else attention_for(net, pool)
         scheduler = Scheduler(
             tree,
             max_step_tokens=self.config.max_step_tokens,
@@ -140,10 +141,11 @@ class Engine:
             policy=self.config.policy,
             tiers=self._tiers,
         )
+        self.attention_name: str = type(attention).__name__.removesuffix("Attention").lower()
         self._loop = StepLoop(
             net,
             attention,
-            cost,
+            cost_model,
             pool,
             scheduler,
             self.tokenizer.eos_ids,
@@ -409,6 +411,8 @@ class Engine:
     def prompt_tokens(self, prompt: str | Sequence[int]) -> array[int]:
         """The ids of a prompt: text is encoded as the start of a conversation, ids are checked."""
         if isinstance(prompt, str):
+            if not prompt.isascii() and re.search("[\ud800-\udfff]", prompt):
+                raise RequestError("the prompt has half a character in it: a surrogate without its other half.")
             return array("i", self.tokenizer.encode(prompt, at_start=True, control=True))
         return self._checked(prompt)
 

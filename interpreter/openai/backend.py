@@ -7,11 +7,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from branchwise.lang import GenOptions, OptionError
+from branchwise.lang import GenOptions, OptionError, Trace
 from branchwise.lang.checks import real_number, shown, whole_number
 from branchwise.lang.options import checked_defaults
 
 from .asking import Prompt
+from .checking import check
 from .client import Client, Stats
 from .dialect import Dialect, Prefill, dialect_of
 from .loop import LoopThread
@@ -102,6 +103,14 @@ class OpenAI:
     def open_session(self) -> RemoteSession:
         """A new, empty conversation."""
         return RemoteSession(self, Prompt())
+
+    def check_trace(self, trace: Trace) -> None:
+        """Refuse a program with a call that the server cannot be asked. No request is made.
+
+        Raises:
+            Unsupported: with the call and the line.
+        """
+        check(trace, self.open_session())
 
     def close(self) -> None:
         """Cancel what runs, and close the connections."""

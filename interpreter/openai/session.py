@@ -10,7 +10,7 @@ from branchwise.lang import Gen, Select, Text
 from branchwise.lang.choices import decide
 
 from ..errors import Cancelled
-from ..session import Cancel, Completion, Listener, Segment, Selection, Session
+from ..session import Cancel, Completion, Listener, Segment, Selection
 from .asking import Prompt, check, choice_in, constrained_choice, generation, scored_choices
 from .client import Request
 from .errors import ServerError, Unsupported
@@ -47,8 +47,31 @@ class RemoteSession:
         """
         check(gen, self._backend.dialect, chat=None)
 
+    def request(self, call: Gen | Select) -> Request:
+        """What `call` asks of the server here.
+
+        Raises:
+            Unsupported: it cannot be asked.
+        """
+        dialect = self._backend.dialect
+        if isinstance(call, Gen):
+            return generation(self._prompt, call, dialect)
+        if not self._scored:
+            return constrained_choice(self._prompt, call, dialect)
+        if call.method == "unconditional_likelihood_normalized":
+            raise Unsupported(
+                f"{call.call}: {call.method} needs the log-probability of a text's first token, which servers do not "
+                "send. Choose another choices_method."
+            )
+        return scored_choices(self._prompt, call, dialect)
+
+    @property
+    def _scored(self) -> bool:
+        """Whether choices are scored; else the server is held to them."""
+        return self._backend.scores_choices and not self._prompt.chat
+
     def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
-        request = generation(self._prompt, gen, self._backend.dialect)
+        request = self.request(gen)
         if (known := self._take_ahead(gen)) is not None:
             self._backend.stats.add(speculated=1)
             listener.on_done(known)
@@ -64,23 +87,15 @@ class RemoteSession:
 
     def select(self, select: Select, listener: Listener[Selection]) -> Cancel:
         self._drop_ahead()
-        dialect = self._backend.dialect
+        request = self.request(select)
+        answer = self._select_by_scores if self._scored else self._select_by_constraint
 
         def on_cancelled() -> None:
             listener.on_failed(Cancelled(f"{select.call} was cancelled"))
 
-        if self._backend.scores_choices and not self._prompt.chat:
-            if select.method == "unconditional_likelihood_normalized":
-                raise Unsupported(
-                    f"{select.call}: {select.method} needs the log-probability of a text's first token, which servers "
-                    "do not send. Choose another choices_method."
-                )
-            scored = scored_choices(self._prompt, select, dialect)
-            return self._start(lambda: self._select_by_scores(scored, select, listener), listener, on_cancelled)
-        chosen = constrained_choice(self._prompt, select, dialect)
-        return self._start(lambda: self._select_by_constraint(chosen, select, listener), listener, on_cancelled)
+        return self._start(lambda: answer(request, select, listener), listener, on_cancelled)
 
-    def fork(self, count: int) -> list[Session]:
+    def fork(self, count: int) -> list[RemoteSession]:
         """What the model wrote on stays here: branches with the same text would not be drawn apart from each other."""
         return [RemoteSession(self._backend, self._prompt) for _ in range(count)]
 

@@ -23,6 +23,11 @@ from .vocab import Vocab
 LONGEST_TOKEN = 255
 """The library's tree of tokens is no deeper; longer ones are never allowed, as shorter ones spell the same."""
 
+OPENINGS = (b'"', b'{"', b"{")
+"""What the values of JSON begin with most often, where they may: texts and objects. The first that can follow is it."""
+
+BEFORE_VALUES = (b" ", b"{", b"[")
+
 BYTES_PER_CONSTRAINT = 256 << 10
 """About what one holds beside its text; measured, it is less."""
 
@@ -157,7 +162,19 @@ class GuidanceState:
         if not data.startswith(spelled):
             return Forced()
         rest = data[len(spelled) :]
-        return Forced(certain, tuple(vocab.spell_bytes(rest)) if rest else ())
+        return Forced(certain, self._guess(certain, rest) if rest else ())
+
+    def _guess(self, certain: tuple[int, ...], rest: bytes) -> tuple[int, ...]:
+        """Tokens for the text `rest`, which must follow `certain`, and for what is likely to open behind it.
+
+        A token often holds both: ` {"` where ` {` is sure and only the model knows whether the object stays empty.
+        """
+        spell = self._constraint.vocab.spell_bytes
+        for opening in OPENINGS if rest.endswith(BEFORE_VALUES) else ():
+            guess = spell(rest + opening)
+            if self._matcher.validate_tokens([*certain, *guess]) == len(certain) + len(guess):
+                return tuple(guess)
+        return tuple(spell(rest))
 
     def closing(self, most: int) -> tuple[int, ...] | None:
         return closing_by_preference(self, self._constraint.vocab, most)

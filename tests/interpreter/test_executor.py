@@ -228,7 +228,7 @@ class Faulty:
         raise self.error
 
     def prepare(self, gen: Gen) -> None:
-        raise self.error
+        pass
 
     def generate(self, gen: Gen, listener: Listener[Completion]) -> Cancel:
         raise self.error

@@ -96,6 +96,17 @@ def awaited(backend: Scripted) -> None:
     asyncio.run(main())
 
 
+def inside_of_asyncio_run(work: Callable[[Scripted], None]) -> Callable[[Scripted], None]:
+    async def main(backend: Scripted) -> None:
+        work(backend)
+
+    def outside(backend: Scripted) -> None:
+        asyncio.run(main(backend))  # it makes a cancellation of its task of the first interrupt
+
+    outside.__name__ = f"{work.__name__}_inside_of_asyncio_run"
+    return outside
+
+
 def batch_awaited(backend: Scripted) -> None:
     forever_awaited.run_batch([{}] * 500, backend=backend)
 
@@ -118,6 +129,7 @@ def mapping(backend: Scripted) -> None:
 WORK = [
     one, mapping, batch, batch_of_batches, batch_as_it_comes, stream, reading_a_stream, joining, first_of_branches,
     one_awaited, one_awaited_in_a_loop, awaited, batch_awaited, batch_of_awaited_batches, stream_awaited,
+    *map(inside_of_asyncio_run, [one, batch, stream, joining, one_awaited, batch_awaited]),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import resource
 import struct
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,16 +127,16 @@ def test_a_forged_cache_whose_checksum_is_right_is_refused(
 def test_weights_with_other_bytes_in_their_header_are_refused_or_read(
     edits: list[tuple[int, int]], cut: int, tiny_model: Path, tmp_path: Path
 ) -> None:
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))  # a file that is in use must not be written to
     for file in tiny_model.iterdir():
-        if not (tmp_path / file.name).exists():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+        (folder / file.name).write_bytes(file.read_bytes())
     data = (tiny_model / "model.safetensors").read_bytes()
     changed = spoilt(data, [(place % 2000, value) for place, value in edits], cut)
-    (tmp_path / "model.safetensors").write_bytes(changed)
+    (folder / "model.safetensors").write_bytes(changed)
     try:
-        Engine(tmp_path, num_slots=32).close()
+        Engine(folder, num_slots=32).close()
     except (WeightsError, ModelNotFound) as error:
-        assert str(tmp_path) in str(error)
+        assert str(folder) in str(error)
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/../../b", "..", ""])

@@ -173,6 +173,47 @@ def test_what_a_server_cannot_do_is_refused_before_the_request(
     assert stub.bodies == []
 
 
+@pytest.mark.parametrize(("write", "message"), REFUSED)
+def test_a_trace_finds_what_a_server_cannot_do_in_any_branch(
+    stub: Stub, remote: Make, write: Any, message: str
+) -> None:
+    @function
+    def program(s: State) -> None:
+        branches = s.fork(2)
+        if message.startswith(r"^gen\("):
+            branches[0] += gen("y", max_tokens=2)
+        write(branches[1])
+
+    with pytest.raises(Unsupported, match=message) as caught:
+        program.trace(backend=remote("openai"))
+    assert "test_requests.py" in caught.value.__notes__[0]
+    assert stub.bodies == []
+
+
+def test_a_trace_goes_on_behind_what_the_model_would_say(stub: Stub, remote: Make) -> None:
+    @function
+    def program(s: State) -> None:
+        s += user("1") + assistant(gen("x"))
+        s += user("you said " + s["x"]) + assistant(gen("y"))
+        s.fork(1)[0].assistant("so " + gen("z", top_k=2))
+
+    with pytest.raises(Unsupported, match=r'^gen\("z"\) goes on with text'):
+        program.trace(backend=remote("openai"))
+    assert len(program.trace(backend=remote("vllm")).calls) == 3
+    assert stub.bodies == []
+
+
+def test_a_call_is_refused_when_it_is_written_though_another_runs_before_it(stub: Stub, remote: Make) -> None:
+    def program(s: State) -> None:
+        s += gen("x", stop="never")
+        s += gen("y", top_k=2)
+        pytest.fail("the program went on")
+
+    stub.text = lambda body: "a" * 3
+    with pytest.raises(Unsupported, match=r'^gen\("y"\): a server of kind openai takes no top_k'):
+        run(program, remote("openai"))
+
+
 def test_arguments_are_checked_and_the_key_is_nowhere(stub: Stub, remote: Make) -> None:
     with pytest.raises(OptionError, match=r"^OpenAI\(server\): there is no kind of server 'vlm'. Did you mean vllm?"):
         remote("vlm")
