@@ -57,7 +57,7 @@ def test_146_what_lies_beside_the_shards_is_not_read(tiny_model: Path, tmp_path:
         save_file(zeros, folder / stray, metadata={"format": "pt"})
     assert answer(folder) == answer(tiny_model)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(WeightsError, match="model-00002-of-00002.safetensors"):
+    with pytest.raises(WeightsError, match=r"model-00002-of-00002\.safetensors"):
         Engine(folder, num_slots=64)
 
 
@@ -117,17 +117,15 @@ def test_148_a_gguf_file_has_the_tokens_and_the_answers_of_what_it_was_made_from
 def test_149_positions_of_a_kind_that_is_not_known_are_refused_or_transformers_own(
     rope: dict[str, Any], tiny_model: Path, tmp_path: Path
 ) -> None:
-    """What it gives, if it gives anything, is what transformers gives."""
     folder = copy_of(tiny_model, tmp_path, rope_parameters={**rope, "rope_theta": 10000.0})
-    try:
-        found = answer(folder)
-    except WeightsError as error:
-        assert rope["rope_type"] in str(error)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-        tokens = torch.tensor([PROMPT])
-        options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        assert model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[0, 30:].tolist() == found
+    if rope["rope_type"] != "dynamic":
+        with pytest.raises(WeightsError, match=rope["rope_type"]):
+            answer(folder)
+        return
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = torch.tensor([PROMPT])
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[0, 30:].tolist() == answer(folder)
 
 
 @pytest.mark.parametrize("saved", ["float16", "bfloat16"])
@@ -157,5 +155,5 @@ def test_152_padding_does_not_matter_and_ids_beyond_the_vocabulary_are_refused(
     larger = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer, eos_token="<|im_end|>")
     larger.add_tokens(["<one more>", "<two more>"])
     larger.save_pretrained(folder)
-    with Engine(folder, num_slots=64) as engine, pytest.raises(RequestError, match="40[01] is not a token id of this"):
+    with Engine(folder, num_slots=64) as engine, pytest.raises(RequestError, match=r"40[01] is not a token id of this"):
         engine.generate("a <two more>", max_tokens=1)
