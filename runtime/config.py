@@ -54,6 +54,11 @@ class EngineConfig:
     host_cache_bytes: host memory for keys and values that were evicted, to bring them back from. 0 is none.
     disk_cache_bytes, disk_cache_path: the same in files in a folder, for what host memory has no room for. They go when
         the engine is closed; `save_cache` is what lasts.
+    deterministic: the scores of a token have the same bits whatever else is in its step, however its prompt was cut
+        into chunks and pages, and whether it was computed now or found in the cache; on one machine, with one version
+        and one number of threads. For models like Llama, on a CPU, in float32 or bfloat16; slower (see
+        docs/reliability.md). Without it, float32 differs in the last bits, and two candidates that are that close can
+        change places.
     seed: makes requests without a seed of their own reproducible, given the same order of calls.
     """
 
@@ -74,10 +79,11 @@ class EngineConfig:
     host_cache_bytes: int = 0
     disk_cache_bytes: int = 0
     disk_cache_path: str | os.PathLike[str] | None = None
+    deterministic: bool = False
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("jump_forward", "cuda_graphs"):
+        for name in ("jump_forward", "cuda_graphs", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"Engine: {name} must be True or False, got {shown(getattr(self, name))}.")
         sizes = ("page_size", "max_step_tokens", "max_running", "tensor_parallel")
@@ -138,6 +144,16 @@ class EngineConfig:
         if not is_cpu(device):
             return half_precision(device)
         return speeds().dtype() if self.dtype == "fastest" else torch.float32
+
+    def check_deterministic(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Refuse what the promise cannot be held for."""
+        if self.deterministic and (not is_cpu(device) or dtype == torch.float16):
+            raise RequestError(
+                f"Engine: deterministic is for a CPU, in float32 or bfloat16, not for {device} in {dtype}. "
+                'Leave it out, or add device="cpu" and dtype="float32".'
+            )
+        if self.deterministic and self.tensor_parallel > 1:
+            raise RequestError("Engine: deterministic and tensor_parallel exclude each other. Leave one of them out.")
 
     def num_threads(self, device: torch.device) -> int | None:
         """How many threads torch shall use; None: as many as it does."""

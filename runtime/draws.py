@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .compiling import help_with, loading
 from .devices import is_cpu
-from .errors import ConstraintError, EngineError
+from .errors import ConstraintError, EngineError, as_error
 from .models import cache_folder
 from .request import Request
 from .sampling import noise_key, sample
@@ -70,8 +70,8 @@ class HostDrawer:
             for place, i in enumerate(adjusted):
                 try:
                     self._adjust(rows[place], draws[i].request)
-                except Exception as error:  # of this request alone
-                    tokens[i] = error
+                except BaseException as error:  # of this request alone: compiled code may panic
+                    tokens[i] = as_error(error)
                 else:
                     fine.append(place)
             self._fill(tokens, [adjusted[place] for place in fine], rows, fine, draws)

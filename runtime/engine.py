@@ -85,6 +85,7 @@ class Engine:
         self.name: str = str(model)
         self.tokenizer: Tokenizer = Tokenizer(folder)
         dtype = self.config.torch_dtype(device)
+        self.config.check_deterministic(device, dtype)
         threads = self.config.num_threads(device)
         if threads is not None:
             torch.set_num_threads(threads)  # before there is a thread that computes
@@ -107,8 +108,11 @@ class Engine:
     def _start(self, folder: Path, dtype: torch.dtype, device: torch.device, team: Team | None) -> None:
         """Load the model and begin; `_closing` has what must end."""
         quantization, split = self.config.quantization, team.links.split() if team else None
+        deterministic = self.config.deterministic
         with no_memory(device, "the weights", f"a smaller model, or dtype (now {dtype})"):
-            net = load_model(folder, dtype=dtype, device=device, quantization=quantization, split=split)
+            net = load_model(
+                folder, dtype=dtype, device=device, quantization=quantization, split=split, deterministic=deterministic
+            )
         self.model = net
         self.context_length = self.config.context_length or net.context_length
         if self.context_length > net.context_length:
@@ -132,6 +136,7 @@ class Engine:
             net.specs,
             net.dtype,
             page_size,
+            deterministic=deterministic,
         )
         self._tiers = open_tiers(self.config, pool)
         closing = self._closing
@@ -159,11 +164,14 @@ class Engine:
             policy=self.config.policy,
             tiers=self._tiers,
         )
-        runner = runner_for(net, pool, cuda_graphs=self.config.cuda_graphs, team=team)
+        runner = runner_for(
+            net, pool, cuda_graphs=self.config.cuda_graphs, deterministic=self.config.deterministic, team=team
+        )
         self.attention_name: str = runner.attention_name
         self._loop = StepLoop(
             runner,
             drawer_for(device, self.tokenizer.eos_ids),
+            pool,
             scheduler,
             self.tokenizer.eos_ids,
             self.context_length,

@@ -11,6 +11,15 @@ class EngineError(Exception):
     """The runtime cannot do what it was asked; the base of its errors."""
 
 
+def as_error(error: BaseException) -> Exception:
+    """`error`, as an `Exception`: a panic of compiled code is none by itself, nor is a `SystemExit` in a callback."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = EngineError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
 class ModelNotFound(EngineError):
     """A name or path leads to no model that can be loaded."""
 

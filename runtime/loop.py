@@ -21,10 +21,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .devices import on
+from .devices import is_cpu, on
 from .draws import Draw, Drawer
-from .errors import EngineClosed, EngineError
+from .errors import EngineClosed, EngineError, as_error
 from .gil import SHORT_TURNS
+from .kv import KVPool
+from .poison import NoNumbers, forget_poison, rows_without_numbers
 from .request import Delta, FinishReason, Logprob, Request
 from .runner import Runner
 from .scheduler import Plan, Scheduler, StuckRequest
@@ -37,6 +39,10 @@ CLOSE_WITHIN = 128
 
 MOST_FAILURES = 2
 """A request that was alone in this many failed steps fails."""
+
+
+MOST_UNPLANNED = 100
+"""After so many failures in a row to plan a step, whoever was to take part, the loop ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +80,14 @@ class StepLoop:
         self,
         runner: Runner,
         drawer: Drawer,
+        pool: KVPool,
         scheduler: Scheduler,
         eos_ids: frozenset[int],
         context_length: int,
         *,
         jump_forward: bool = True,
     ) -> None:
-        self._runner, self._drawer = runner, drawer
+        self._runner, self._drawer, self._pool = runner, drawer, pool
         self._scheduler = scheduler
         self._eos_ids = eos_ids
         self._context_length = context_length
@@ -89,10 +96,11 @@ class StepLoop:
         self._step_s = self._first_step_s = 0.0
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None] = queue.SimpleQueue()
+        self._unplanned = 0  # times in a row that no step could be planned
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap
         self.watchers: list[Callable[[Scheduler], None]] = []  # called after each step; the engine's thread only
         self._gate = threading.Lock()  # between a message that is posted and the loop that ends
-        self._end: Exception | None = None
+        self._ended: Exception | None = None
         self._silent = False           # the completion thread hears nothing more
         self._threads = [
             threading.Thread(target=self._run, name="branchwise-engine", daemon=True),
@@ -108,8 +116,8 @@ class StepLoop:
             EngineClosed: the loop has ended.
         """
         with self._gate:
-            if self._end is not None:
-                raise EngineClosed(*self._end.args) from self._end.__cause__
+            if self._ended is not None:
+                raise EngineClosed(*self._ended.args) from self._ended.__cause__
             self._inbox.put(message)
 
     def tell(self, callback: Callable[[Any], None], value: object) -> None:
@@ -126,7 +134,7 @@ class StepLoop:
         Waits until it has ended, unless one of its own threads calls.
         """
         with self._gate:
-            if self._end is None:
+            if self._ended is None:
                 self._inbox.put(Close())
         if threading.current_thread() not in self._threads:
             for thread in self._threads:
@@ -139,18 +147,25 @@ class StepLoop:
                 while self._take_messages():
                     with SHORT_TURNS:
                         self._step()
-                    for watch in self.watchers:
-                        watch(self._scheduler)
-        except Exception as error:
+                    for watch in list(self.watchers):
+                        self._show(watch)
+        except BaseException as error:  # whatever it is: those who wait must hear of it
             log.exception("the engine's step loop failed")
             end = EngineClosed(f"the engine has ended: its step loop failed: {error!r}")
             end.__cause__ = error
         with self._gate:
-            self._end = end
+            self._ended = end
         self._fail_all(end)
         with self._gate:
             self._silent = True
             self._events.put(None)
+
+    def _show(self, watch: Callable[[Scheduler], None]) -> None:
+        try:
+            watch(self._scheduler)
+        except Exception:
+            log.exception("what watched the steps failed, and sees no more of them")
+            self.watchers.remove(watch)
 
     def _deliver(self) -> None:
         while (event := self._events.get()) is not None:
@@ -180,15 +195,16 @@ class StepLoop:
         for request in requests:
             try:
                 self._jump_forward(request)
-            except Exception as error:
-                self._fail(request, error)
-        self._scheduler.add([request for request in requests if not request.finished])
+                if not request.finished:
+                    self._scheduler.add([request])
+            except BaseException as error:  # a constraint's compiled code may panic
+                self._fail(request, as_error(error))
 
     def _end_late_requests(self) -> None:
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
             request = heapq.heappop(self._deadlines)[-1]
             if not request.finished:
-                self._finish(request, "cancelled", "timeout")
+                self._end(request, "cancelled", "timeout")
 
     def _take_messages(self) -> bool:
         """Act on all messages; waits for one if there is nothing else to do. False: close."""
@@ -236,21 +252,36 @@ class StepLoop:
     def _cancel(self, requests: tuple[Request, ...]) -> None:
         for request in requests:
             if not request.finished:
-                self._finish(request, "cancelled", "cancelled")
+                self._end(request, "cancelled", "cancelled")
 
     def _step(self) -> None:
         start, began = time.perf_counter(), time.monotonic()
         try:
             plan = self._scheduler.plan()
         except StuckRequest as stuck:
-            self._finish(stuck.request, "length", "slots")
+            self._end(stuck.request, "length", "slots")
             return
+        except Exception as error:
+            log.exception("a step could not be planned")
+            self._unplanned += 1
+            suspects = self._scheduler.give_up()
+            if not suspects or self._unplanned > MOST_UNPLANNED:
+                raise
+            self._blame(suspects, error, "step could not be planned")
+            return
+        self._unplanned = 0
         if plan is None:
             return
         try:
             logits = self._runner.forward(plan.layout)
+            spoilt = rows_without_numbers(logits) if is_cpu(self._runner.device) else []  # it would wait for a GPU
         except Exception as error:
-            self._undo(plan, error)
+            self._undo(plan, plan.placed, error)
+            return
+        if spoilt:
+            guilty = [r for r, places in plan.wanted if any(plan.layout.logit_of[i] in spoilt for i in places)]
+            self._undo(plan, guilty, NoNumbers())
+            forget_poison(guilty, self._scheduler, self._pool)
             return
         self._scheduler.tree.commit()
         written = plan.layout.num_written
@@ -265,19 +296,24 @@ class StepLoop:
                 self._use(request, logits, rows, drawn.get(request))
         self._step_s += time.perf_counter() - start
 
-    def _undo(self, plan: Plan, error: Exception) -> None:
-        """Take the failed step back. Each of its requests tries again alone, so that only who is at fault fails."""
+    def _undo(self, plan: Plan, suspects: Sequence[Request], error: Exception) -> None:
+        """Take the failed step back. Each of the suspects tries again alone, so that only who is at fault fails."""
         log.warning("a step of %d rows failed: %r", len(plan.layout.tokens), error)
         self._scheduler.undo(plan)
-        if len(plan.placed) > 1:
-            self._scheduler.suspects.extend(plan.placed)
+        self._blame(suspects if len(plan.placed) > 1 else plan.placed, error, "forward pass failed", len(plan.placed))
+
+    def _blame(self, suspects: Sequence[Request], error: Exception, what: str, placed: int = 1) -> None:
+        """Have each suspect try again alone. Who was alone already, of `placed` in the step, fails the second time."""
+        if max(placed, len(suspects)) > 1:
+            self._scheduler.suspects.extend(suspects)
             return
-        request = plan.placed[0]
+        request = suspects[0]
         request.failures += 1
         if request.failures < MOST_FAILURES:
             self._scheduler.suspects.appendleft(request)
             return
-        failure = EngineError(f"request {request.id}: its forward pass failed {request.failures} times: {error!r}")
+        said = str(error) if isinstance(error, EngineError) else repr(error)
+        failure = EngineError(f"request {request.id}: its {what} {request.failures} times: {said}")
         failure.__cause__ = error
         self._fail(request, failure)
 
@@ -300,9 +336,16 @@ class StepLoop:
         ]
         try:
             tokens = self._drawer.draw(logits, draws)
-        except Exception as error:
-            tokens = [error] * len(draws)
+        except Exception:
+            log.exception("drawing for %d requests failed; each is tried alone", len(draws))
+            tokens = [self._draw_alone(logits, draw) for draw in draws]
         return dict(zip([draw.request for draw in draws], tokens, strict=True))
+
+    def _draw_alone(self, logits: Tensor, draw: Draw) -> int | Exception:
+        try:
+            return self._drawer.draw(logits, [draw])[0]
+        except Exception as error:
+            return error
 
     def _use(self, request: Request, logits: Tensor, rows: list[int], drawn: int | Exception | None) -> None:
         """Do with the logits at a request's places what it wants them for. A failure is that request's alone."""
@@ -317,8 +360,8 @@ class StepLoop:
                     self.tell(request.on_done, [found.logprob for found in request.logprobs])
             elif rows[known:]:
                 self._sample_along_draft(request, logits, rows[known:], drawn)
-        except Exception as error:
-            self._fail(request, error)
+        except BaseException as error:  # a constraint's compiled code may panic
+            self._fail(request, as_error(error))
 
     def _sample_along_draft(
         self, request: Request, logits: Tensor, rows: list[int], drawn: int | Exception | None
@@ -432,6 +475,13 @@ class StepLoop:
             self.tell(request.on_delta, Delta(text))
         self.tell(request.on_done, request.result(reason, detail))
 
+    def _end(self, request: Request, reason: FinishReason, detail: str) -> None:
+        """`_finish`, from outside of what the request wanted of its step."""
+        try:
+            self._finish(request, reason, detail)
+        except Exception as error:
+            self._fail(request, error)
+
     def _fail(self, request: Request, error: Exception) -> None:
         self._end_request(request)
         self.tell(request.on_done, error)
@@ -453,7 +503,7 @@ def _num_known(request: Request, rows: Sequence[int]) -> int:
 def _call(callback: Callable[[Any], None], value: object) -> None:
     try:
         callback(value)
-    except Exception:
+    except BaseException:  # also an exit: others wait for this thread
         log.exception("a callback of a request failed")
 
 

@@ -48,11 +48,11 @@ class StepRunner:
         self,
         model: Model,
         attention: Attention,
-        cost: CostModel,
+        cost: CostModel | None,
         pool: KVPool,
         replays: Replays | None = None,
     ) -> None:
-        """`cost` says when a span is worth reading once for several rows."""
+        """`cost` says when a span is worth reading once for several rows; None: never."""
         self.cost = cost
         self._model, self._attention, self._pool = model, attention, pool
         self._replays = replays

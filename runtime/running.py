@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from . import calibration
-from .attention.choice import attention_for
+from .attention.choice import attention_for, deterministic_attention
 from .attention.flashinfer import FlashInferAttention
 from .devices import gpu_name, is_gpu
 from .graphs import Graphs, record_on
@@ -17,15 +17,23 @@ from .parallel import ParallelRunner, Settings, Team
 from .runner import Runner, StepRunner
 
 
-def runner_for(model: Model, pool: KVPool, *, cuda_graphs: bool = True, team: Team | None = None) -> Runner:
+def runner_for(
+    model: Model, pool: KVPool, *, cuda_graphs: bool = True, deterministic: bool = False, team: Team | None = None
+) -> Runner:
     """Decode steps of the Llama family are recorded on a GPU if `cuda_graphs`; others' code may wait for the GPU.
 
     Those of a team are not: that has not been tried.
+
+    Raises:
+        EngineError: what `deterministic` needs cannot be had.
     """
+    if deterministic:
+        return StepRunner(model, deterministic_attention(), None, pool)
     runner = _alone(model, pool, cuda_graphs=cuda_graphs and team is None)
     if team is None:
         return runner
     cost = runner.cost  # whoever measured: all ranks must share alike
+    assert cost is not None
     team.begin(Settings(pool.scratch, pool.page_size, cost.price, cost.max_levels, cost.least_saved))
     return ParallelRunner(runner, team)
 

@@ -77,9 +77,18 @@ def weights_fingerprint(folder: Path) -> str:
 
 
 def fingerprint(
-    weights: str, tokenizer: str, specs: Sequence[AttnSpec], dtype: torch.dtype, page_size: int
+    weights: str,
+    tokenizer: str,
+    specs: Sequence[AttnSpec],
+    dtype: torch.dtype,
+    page_size: int,
+    *,
+    deterministic: bool = False,
 ) -> dict[str, str]:
-    """All that must be equal for a saved cache to be of use, by name."""
+    """All that must be equal for a saved cache to be of use, by name.
+
+    A deterministic engine takes only what one has computed; others take both.
+    """
     shapes = [(len(list(run)), k, d) for (k, d), run in groupby((s.num_kv_heads, s.head_dim) for s in specs)]
     return {
         "weights": weights,
@@ -87,6 +96,7 @@ def fingerprint(
         "dtype": str(dtype).removeprefix("torch."),
         "page_size": str(page_size),
         "kv_shapes": ", ".join(f"{layers} layers of {k} x {d}" for layers, k, d in shapes),
+        **({"arithmetic": "deterministic"} if deterministic else {}),
     }
 
 
@@ -245,14 +255,27 @@ def read(path: Path, model: dict[str, str], vocab_size: int, pool: KVPool) -> Sa
         raise CacheError(
             f"load_cache: {str(path)!r} cannot be read: {error}. It is missing, torn, or no saved cache; save it anew."
         ) from error
+    kinds = {"nodes": torch.int64, "tokens": torch.int32, "kv": pool.dtype}
+    if tensors["nodes"].shape[1:] != (4,) or any(tensors[name].dtype != kind for name, kind in kinds.items()):
+        found = ", ".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise CacheError(f"load_cache: {str(path)!r} is not a cache that save_cache wrote: it holds {found}.")
     namespaces = metadata.get("namespaces", "")
     if _checksum(tensors, namespaces) != metadata.get("checksum"):
         raise CacheError(f"load_cache: {str(path)!r} is torn: its bytes are not those that were saved. Save it anew.")
     nodes = [(above, length, used, sealed) for above, length, used, sealed in tensors["nodes"].tolist()]
-    saved = SavedTree(json.loads(namespaces), nodes, array("i", tensors["tokens"].tolist()), tensors["kv"])
+    saved = SavedTree(_names_in(namespaces), nodes, array("i", tensors["tokens"].tolist()), tensors["kv"])
     if wrong := _what_is_wrong(saved, vocab_size, pool):
         raise CacheError(f"load_cache: {str(path)!r} is not a cache that save_cache wrote: {wrong}.")
     return saved
+
+
+def _names_in(namespaces: str) -> list[str | None]:
+    """Those of a file; none if it holds something else, which the nodes then do not fit."""
+    try:
+        names: object = json.loads(namespaces)
+    except (ValueError, RecursionError):
+        return []
+    return names if isinstance(names, list) and all(name is None or isinstance(name, str) for name in names) else []
 
 
 def _check_metadata(path: Path, metadata: dict[str, str], model: dict[str, str]) -> None:

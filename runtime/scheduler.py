@@ -18,7 +18,7 @@ from .policies import AdmissionOrder
 from .request import Request
 from .retraction import choose
 from .tiers import Tiers
-from .tree import RadixTree
+from .tree import Node, RadixTree
 from .waiting import Waiting
 
 HEADROOM = 16
@@ -72,6 +72,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.suspects: deque[Request] = deque()  # each of them runs alone once: one of them made a step fail
         self.num_retracted = 0
+        self._planning: list[Request] = []  # whom the step in progress was being planned for when it failed
         self._usual_answer = float(HEADROOM)  # tokens that finished requests sampled, on average
 
     @property
@@ -99,7 +100,7 @@ class Scheduler:
         Raises:
             StuckRequest: one request is alone and the pool is full.
         """
-        step = _Step(self.max_step_tokens)
+        step, self._planning = _Step(self.max_step_tokens), []
         while self.suspects:
             suspect = self.suspects.popleft()
             if suspect in self.waiting and self._admit(suspect, step):
@@ -115,6 +116,23 @@ class Scheduler:
                 break
         return self._finish_plan(list(step.placed)) if step.placed else None
 
+    def give_up(self) -> list[Request]:
+        """`plan` failed half way: everybody lets go of the tree and waits again. Returns those who may be at fault.
+
+        Raises:
+            AssertionError: it left the tree in disorder.
+        """
+        for request in [*self.running, *self.waiting]:
+            if request.node is not None:
+                self._release(request)
+        running, self.running = self.running, []
+        self.tree.abandon()
+        self.add(request for request in running if request not in self.waiting)
+        self.tree.check()
+        assert self.tree.protected == self.tree.held == 0, "a lock was lost"
+        suspects = [request for request in self._planning if not request.finished]
+        return suspects or [*self.waiting]
+
     def undo(self, plan: Plan) -> None:
         """The step of `plan` failed: its tokens leave the tree, its requests lose their place in it and wait again."""
         for request in plan.placed:
@@ -123,8 +141,22 @@ class Scheduler:
         self.tree.abandon()
         self.add(plan.placed)
 
+    def forget(self, node: Node, keep: int) -> None:
+        """Between two steps: what follows the first `keep` tokens of `node` is cached nowhere any more.
+
+        Who computes there waits again. Nothing happens if a pin keeps the node.
+        """
+        if node.pins:
+            return
+        for request in [r for r in self.running if r.node is not None and node in r.node.path()]:
+            self._retract(request)
+        self.tree.forget(node, keep)
+        if self.tiers is not None:
+            self.tiers.clear()
+
     def _continue(self, request: Request, step: _Step) -> None:
         """Place the next tokens of a running request, sending younger ones back if slots run out."""
+        self._planning = [request]
         while request.node is not None:
             try:
                 self._place(request, step)
@@ -140,6 +172,7 @@ class Scheduler:
 
     def _admit(self, request: Request, step: _Step) -> bool:
         """Start a waiting request, if there is room for its prompt beside what those that run will still need."""
+        self._planning = [request]
         tree = self.tree
         found = tree.match(request.tokens[: self._target(request, step)], tree.root(request.namespace))
         room = tree.pool.num_free + tree.evictable - tree.evictable_on(found)
@@ -241,6 +274,7 @@ class Scheduler:
         request.node, request.computed = None, 0
 
     def _finish_plan(self, placed: list[Request]) -> Plan:
+        self._planning = placed
         places: list[Wanted] = []
         wanted: list[tuple[Request, range]] = []
         for request in placed:

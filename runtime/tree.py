@@ -16,6 +16,7 @@ tokens that are computed on the guess that they will be sampled, come last in it
 from __future__ import annotations
 
 import heapq
+import logging
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from typing import Any, TypeAlias
 from .errors import OutOfSlots
 from .policies import EVICTION, EvictionOrder, guarded, lru
 from .slots import SlotPool
+
+log = logging.getLogger("branchwise")
 
 Key: TypeAlias = int | bytes
 """The first page of an edge: its token, or the bytes of its tokens."""
@@ -330,6 +333,22 @@ class RadixTree:
         finally:
             self.on_evict = on_evict
 
+    def forget(self, node: Node, keep: int) -> None:
+        """Give back what follows the first `keep` tokens of `node`, whole pages, and all below it, which nothing keeps.
+
+        `on_evict` hears nothing of it.
+        """
+        below = [node]
+        for upper in below:  # grows while it is walked
+            below += upper.children.values()
+        parent = node.parent
+        for leaf in reversed(below):
+            assert leaf.kept_by == "evictable", f"{leaf!r} is in use"
+            size = len(leaf) - (keep if leaf is node else 0)
+            self._cut(leaf, size)
+            self.evictable -= size
+        self._offer(node if len(node) else parent)
+
     def fresh_nodes(self) -> list[Node]:
         """The nodes and tails that hold fresh tokens, parents before children."""
         return sorted((node for node in self._fresh if node.fresh), key=lambda node: len(node.path()))
@@ -485,7 +504,10 @@ class RadixTree:
         before: array[int] = array("i")
         for node in above:
             before += node.tokens
-        on_evict(root.namespace, before + leaf.tokens[:keep], leaf.tokens[keep:], leaf.slots[keep:])
+        try:
+            on_evict(root.namespace, before + leaf.tokens[:keep], leaf.tokens[keep:], leaf.slots[keep:])
+        except Exception:
+            log.exception("%d tokens are evicted and kept nowhere else", size)
 
     def _cut(self, leaf: Node, size: int) -> None:
         """Free the last `size` slots of a leaf; a leaf that becomes empty leaves the tree."""

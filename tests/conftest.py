@@ -112,8 +112,7 @@ def _no_probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def train_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of 400 tokens with ChatML's control tokens and template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -134,6 +133,21 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def save_tiny(kind: str, folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """A tiny random model of a kind, in float32; always the same one."""
+    config = CONFIGS[kind](vocab_size=len(tokenizer), bos_token_id=BOS, eos_token_id=EOS, pad_token_id=0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer()
+
+
 @pytest.fixture(scope="session")
 def make_tiny(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> MakeTiny:
     """A function from a kind of model to the folder of a tiny random one, in float32; made once each."""
@@ -141,14 +155,8 @@ def make_tiny(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrain
 
     def make(kind: str) -> Path:
         if kind not in made:
-            folder = tmp_path_factory.mktemp(f"tiny-{kind}")
-            config = CONFIGS[kind](vocab_size=len(tiny_tokenizer), bos_token_id=BOS, eos_token_id=EOS, pad_token_id=0)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            model.save_pretrained(folder)
-            tiny_tokenizer.save_pretrained(folder)
-            made[kind] = folder
+            made[kind] = tmp_path_factory.mktemp(f"tiny-{kind}")
+            save_tiny(kind, made[kind], tiny_tokenizer)
         return made[kind]
 
     return make

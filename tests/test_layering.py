@@ -24,6 +24,7 @@ LATE = {
     ("interpreter/serve/cluster.py", "..local"): "who deploys replicas needs no engine",
     ("interpreter/serve/command.py", ".serving"): "an extra, and torch; --help needs neither",
     ("interpreter/serve/serving.py", "."): "an extra: Ray",
+    ("runtime/attention/choice.py", ".deterministic"): "numba, which nobody else must wait for; may be missing",
     ("runtime/attention/choice.py", ".triton"): "Triton, which only GPUs need; may be missing",
     ("runtime/attention/kernels.py", ".ragged"): "numba and its compiler, in a thread of their own; may be missing",
     ("runtime/draws.py", ".draw_kernel"): "numba and its compiler, in a thread of their own; may be missing",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from ..devices import gpu_lacks, is_cpu, is_gpu
+from ..errors import EngineError
 from ..kv import KVPool
 from ..libraries import Missing, flashinfer, triton
 from ..messages import shortened
@@ -25,6 +26,20 @@ def attention_for(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:
         attention.prepare(model.specs, pool.dtype)
         return attention, CostModel()
     return _on_gpu(model, pool) if is_gpu(model.device) else (ReferenceAttention(), CostModel())
+
+
+def deterministic_attention() -> Attention:
+    """The one whose bits do not depend on the step; nothing is read once for several rows.
+
+    Raises:
+        EngineError: there is no numba to compile it.
+    """
+    try:
+        from .deterministic import DeterministicAttention  # numba, which nobody else must wait for
+
+        return DeterministicAttention()
+    except ImportError as error:
+        raise EngineError("Engine: deterministic needs numba's compiled code: install it, or leave it out.") from error
 
 
 def _on_gpu(model: Model, pool: KVPool) -> tuple[Attention, CostModel]:

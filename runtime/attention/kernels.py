@@ -68,9 +68,10 @@ class Caller:
         return out, lse
 
     def _empty(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs of nothing yet. What is in `out` counts for nothing, but must be numbers."""
+        """Outputs of nothing yet: zeros, since a NaN that one step left there would be merged into the next one's."""
         if self._kept is None or self._kept[0].shape != q.shape or self._kept[0].dtype != q.dtype:
-            self._kept = torch.zeros_like(q), torch.empty(q.shape[:2])
+            self._kept = torch.empty_like(q), torch.empty(q.shape[:2])
+        _array(self._kept[0]).fill(0)
         self._kept[1].numpy().fill(-np.inf)
         return self._kept
 

@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias, assert_never
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
-from ..errors import ConstraintError, EngineClosed
+from ..errors import ConstraintError, EngineClosed, as_error
 from .automaton import Forced
 from .choices import compile_choices
 from .estimate import Budget, OverBudget
@@ -144,7 +144,7 @@ class Compiler:
     """Compiles on two threads of its own; every specification once, as long as its constraint is kept.
 
     One thread looks at what comes and compiles what is small; the other compiles what is large, in order.
-    Failures are kept too. Constraints are dropped, least recently asked for first, when together they
+    What was refused is kept, too. Constraints are dropped, least recently asked for first, when together they
     hold more than `max_bytes`; those in use live on, and the newest is always kept.
     """
 
@@ -226,13 +226,16 @@ class Compiler:
         return GuidanceConstraint(LLMatcher(self._tokenizer, grammar, log_level=0), len(grammar), self.vocab)
 
     def _answer(self, future: Future[Constraint], compile_it: Callable[[], Constraint | None]) -> None:
-        result: Constraint | BaseException | None
+        result: Constraint | Exception | None
         try:
             result = compile_it()
         except BaseException as error:  # whatever it is, it belongs to those who wait for this constraint
-            result = error
+            result = as_error(error)
         if result is None:  # another thread will answer
             return
+        with self._lock:
+            if isinstance(result, Exception) and not isinstance(result, ConstraintError):  # next time it may go well
+                self._compiled = OrderedDict((spec, f) for spec, f in self._compiled.items() if f is not future)
         _settle(future, result)
         with self._lock:
             self._evict()
@@ -253,10 +256,10 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
-def _settle(future: Future[Constraint], result: Constraint | BaseException) -> None:
+def _settle(future: Future[Constraint], result: Constraint | Exception) -> None:
     """Answer those who wait, unless they were answered before; what they do then runs here, so hold no lock."""
     with suppress(InvalidStateError):
-        if isinstance(result, BaseException):
+        if isinstance(result, Exception):
             future.set_exception(result)
         else:
             future.set_result(result)

@@ -193,6 +193,8 @@ def kernel(head_dim: int, repeat: int, folder: Path) -> Callable[..., None]:
                     _norm(x, row, more, layer > 0, attn_norms[layer], eps, normed, row)
                     for head in range(lse.shape[1]):
                         lse[row, head] = -np.inf
+                    for i in range(attended.shape[1]):
+                        attended[row, i] = ZERO  # a NaN that the last step left would be merged into what comes
                 _done(counters, phase)
             _wait(counters, phase, row_items)
             project(counters, phase + 1, normed, qkv_panels[layer], qkv, rows, result)

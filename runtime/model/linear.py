@@ -112,11 +112,12 @@ class Storage:
     quantization: Quantization | None = None
     copies: bool = False
     packed_rows: int = 0
+    finish: Callable[[Linear, int], Linear] | None = None  # what becomes of each; hears how many inputs it has
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A matrix [N, K] of any dtype, and perhaps what is added to its result [N]."""
         if self.quantization is None:
-            return dense(weight.to(self.device, self.dtype), bias)
+            return self._finished(dense(weight.to(self.device, self.dtype), bias), weight.shape[1])
         return self._packed(to_int4(weight) if self.quantization == "int4" else to_int8(weight), bias)
 
     def head(self, weight: Tensor) -> Linear:
@@ -131,13 +132,18 @@ class Storage:
         if self.quantization is not None:
             grid = to_int8(weight)
             embedding = grid.values().to(self.dtype)
-            return embedding, Packed(product_of(grid), None, self._copy_of(embedding), self.packed_rows)
+            packed = Packed(product_of(grid), None, self._copy_of(embedding), self.packed_rows)
+            return embedding, self._finished(packed, weight.shape[1])
         embedding = weight.to(self.device, self.dtype)
-        return embedding, self._copy_of(embedding)
+        return embedding, self._finished(self._copy_of(embedding), weight.shape[1])
 
-    def _packed(self, grid: Int8 | Int4, bias: Tensor | None = None) -> Packed:
-        copy = dense(grid.values().to(self.dtype), bias) if self.copies else None
-        return Packed(product_of(grid), bias, copy, self.packed_rows)
+    def _packed(self, grid: Int8 | Int4, bias: Tensor | None = None) -> Linear:
+        values = grid.values()
+        copy = dense(values.to(self.dtype), bias) if self.copies else None
+        return self._finished(Packed(product_of(grid), bias, copy, self.packed_rows), values.shape[1])
+
+    def _finished(self, linear: Linear, num_inputs: int) -> Linear:
+        return linear if self.finish is None else self.finish(linear, num_inputs)
 
     def _copy_of(self, embedding: Tensor) -> Linear:
         return dense(embedding) if embedding.nbytes <= MOST_COPIED else Dense(embedding, None)

@@ -6,7 +6,9 @@ the rows whose logits are wanted go through the head. T rows, H query heads, K k
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import StepInput, fused
+from .deterministic import DeterministicRows, RopeTable, by_row, table_of, tiled
 from .family import traits
 from .fused import FusedLayers, LayerMatrices
 from .linear import MOST_COPIED, Linear, Quantization, Storage, check_quantization
-from .rope import rope
+from .rope import Rope, rope
 from .rows import Angles, Rows, rows_for
 from .split import Added, Split, SplitWeights
 from .weights import WeightSource
@@ -50,12 +53,14 @@ class LlamaModel:
         quantization: Quantization | None = None,
         packed_rows: int = 16,
         split: Split | None = None,
+        deterministic: bool = False,
     ) -> None:
         """Make the model of `weights`, whose configuration fits the family.
 
         Args:
             split: the share of this rank, if several compute together.
             packed_rows: steps of more rows than this use dense copies of quantised weights, if they are small enough.
+            deterministic: the bits of a row's logits do not depend on the other rows (see `deterministic.py`).
 
         Raises:
             WeightsError: a weight is missing or has another shape than the configuration says.
@@ -73,7 +78,9 @@ class LlamaModel:
             sizes |= {"size of queries": has.queries, "size of keys": has.keys}
             check_quantization(quantization, device, sizes)
         num_weights = has.num_layers * has.hidden * (2 * has.queries + 2 * has.keys + 3 * has.inner)
-        storage = Storage(dtype, device, quantization, num_weights * dtype.itemsize <= MOST_COPIED, packed_rows)
+        copies = num_weights * dtype.itemsize <= MOST_COPIED
+        finish = partial(tiled, dtype=dtype) if deterministic else None
+        storage = Storage(dtype, device, quantization, copies, packed_rows, finish)
         # As transformers has it: a head in the file counts, even where the configuration says that it is tied.
         tied = config.tie_word_embeddings and "lm_head.weight" not in weights
         if tied and split is None:
@@ -87,23 +94,28 @@ class LlamaModel:
                 head = weights.stacked("", {"lm_head": self.vocab_size // (split.size if split else 1)}, has.hidden)
             self._head = storage.head(head)
         self._embedding_scale = float(torch.tensor(has.embedding_scale, dtype=dtype))
-        fuses = quantization is None and split is None and storage.copies and fused.fits(has, dtype, device)
+        fuses = quantization is None and split is None and copies and fused.fits(has, dtype, device)
+        fuses = fuses and not deterministic
         self._matrices: list[LayerMatrices] | None = [] if fuses else None
         self._layers = [self._layer(weights, storage, f"model.layers.{i}.") for i in range(has.num_layers)]
         self._norm = weights.get("model.norm.weight", has.hidden) + has.norm_offset
         kinds = dict.fromkeys(kind for kind in has.ropes if kind is not None)
-        self._ropes = {kind: rope(config, kind, has.head_dim, device) for kind in kinds}
+        ropes = {kind: rope(config, kind, has.head_dim, device) for kind in kinds}
+        self._ropes: Mapping[str, Rope | RopeTable] = ropes
+        if deterministic:
+            self._ropes = {kind: table_of(rope, self.context_length, device) for kind, rope in ropes.items()}
+        self._deterministic = deterministic
         weights.check()
         self._fused: FusedLayers | None = None
         if self._matrices:
             norms = [(layer.attn_norm, layer.mlp_norm) for layer in self._layers]
             self._fused = FusedLayers(has, self._matrices, norms, self._norm, head)
         self._matrices = None
-        rows_for(dtype, device)
+        self._rows()
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Tensor:
-        has, rows = self._traits, rows_for(self.dtype, self.device)
+        has, rows = self._traits, self._rows()
         angles = {kind: rope(step.positions, self.dtype) for kind, rope in self._ropes.items()}
         x = F.embedding(step.tokens, self._embedding)                           # [T, hidden]
         if self._embedding_scale != 1.0:
@@ -116,13 +128,19 @@ class LlamaModel:
             normed = rows.add_norm(x, more, layer.attn_norm, has.eps)
             more = self._attend(number, layer, normed, angles[kind] if kind else None, step, rows)
             gate_up = layer.gate_up(rows.add_norm(x, more, layer.mlp_norm, has.eps))
-            more = self._post_normed(layer.down(rows.gate(gate_up, has.activation)), layer.post_mlp_norm)
+            more = self._post_normed(layer.down(rows.gate(gate_up, has.activation)), layer.post_mlp_norm, rows)
         last = x[step.logit_rows]                                               # [L, hidden]
         normed = rows.add_norm(last, None if more is None else more[step.logit_rows], self._norm, has.eps)
         logits = self._head(normed).float()
         if self._split is not None:
             logits = self._split.join(logits)
-        return logits if has.final_softcap is None else torch.tanh(logits / has.final_softcap) * has.final_softcap
+        if has.final_softcap is None:
+            return logits
+        tanh = partial(by_row, torch.tanh) if self._deterministic else torch.tanh
+        return tanh(logits / has.final_softcap) * has.final_softcap
+
+    def _rows(self) -> Rows:
+        return DeterministicRows(self.dtype) if self._deterministic else rows_for(self.dtype, self.device)
 
     def _attend(
         self, number: int, layer: Layer, x: Tensor, angles: Angles | None, step: StepInput, rows: Rows
@@ -131,17 +149,15 @@ class LlamaModel:
         qkv = layer.qkv(x)
         if layer.q_norm is not None and layer.k_norm is not None:
             each = qkv.view(len(x), heads + 2 * kv, self._traits.head_dim)
-            each[:, :heads] = self._normed(each[:, :heads], layer.q_norm)
-            each[:, heads : heads + kv] = self._normed(each[:, heads : heads + kv], layer.k_norm)
+            each[:, :heads] = rows.norm(each[:, :heads], layer.q_norm, self._traits.eps)
+            keys = each[:, heads : heads + kv]
+            keys.copy_(rows.norm(keys, layer.k_norm, self._traits.eps))
         q = rows.place(qkv, angles, step.write_slots, step.pool, number)
         attended = step.attention.forward(number, q, step.pool.k[number], step.pool.v[number])
-        return self._post_normed(layer.out(attended.reshape(len(x), -1)), layer.post_attn_norm)
+        return self._post_normed(layer.out(attended.reshape(len(x), -1)), layer.post_attn_norm, rows)
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._traits.eps)
-
-    def _post_normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        return x if weight is None else self._normed(x, weight)
+    def _post_normed(self, x: Tensor, weight: Tensor | None, rows: Rows) -> Tensor:
+        return x if weight is None else rows.norm(x, weight, self._traits.eps)
 
     def _added(self, linear: Linear) -> Linear:
         return linear if self._split is None else Added(linear, self._split)

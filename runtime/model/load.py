@@ -27,13 +27,15 @@ def load_model(
     device: torch.device,
     quantization: Quantization | None = None,
     split: Split | None = None,
+    deterministic: bool = False,
 ) -> Model:
     """Load the model in `folder`, its matrices packed if there is a `quantization`, or a rank's share of it.
 
     Raises:
         WeightsError: the configuration cannot be used, a weight is missing or misshapen, or
             the model keeps a state that is not keys and values.
-        RequestError: the model, the device or this torch cannot be quantised or divided so; no weight was read.
+        RequestError: the model, the device or this torch cannot be quantised or divided so, or not be deterministic; no
+            weight was read.
     """
     config = read_config(folder)
     if fits(config):
@@ -47,6 +49,12 @@ def load_model(
             quantization=quantization,
             packed_rows=packed_rows,
             split=split,
+            deterministic=deterministic,
+        )
+    if deterministic:
+        raise RequestError(
+            f"Engine: deterministic is for models like Llama, and {config.model_type} runs on transformers' own code, "
+            "whose sums depend on how many rows a step has. Leave it out."
         )
     if quantization is not None:
         raise RequestError(

@@ -40,6 +40,9 @@ class Rows(Protocol):
     def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add `more` to x [T, hidden], in place, and give its RMS norm times `weight` [hidden]."""
 
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """The RMS norm over the last dimension of x [T, ..., N] times `weight` [N]; nothing overwrites it."""
+
     def place(self, qkv: Tensor, angles: Angles | None, slots: Tensor, pool: KVPool, layer: int) -> Tensor:
         """Turn queries and keys of [T, (H + 2K) D] by `angles`, store keys and values, and give the queries [T, H, D].
 
@@ -56,6 +59,9 @@ class TorchRows:
     def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         if more is not None:
             x += more
+        return self.norm(x, weight, eps)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def place(self, qkv: Tensor, angles: Angles | None, slots: Tensor, pool: KVPool, layer: int) -> Tensor:
@@ -85,16 +91,19 @@ class CompiledRows:
         out = self._normed.get(len(x))
         if out is None:
             out = self._normed[len(x)] = torch.empty_like(x)
-        numbers = _array(x)
+        numbers = array_of(x)
         self._add_norm(
             numbers,
-            numbers if more is None else _array(more),
+            numbers if more is None else array_of(more),
             more is not None,
-            _array(weight),
+            array_of(weight),
             np.float32(eps),
-            _array(out),
+            array_of(out),
         )
         return out
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return _TORCH.norm(x, weight, eps)
 
     def place(self, qkv: Tensor, angles: Angles | None, slots: Tensor, pool: KVPool, layer: int) -> Tensor:
         keys, values = pool.k[layer], pool.v[layer]
@@ -103,14 +112,14 @@ class CompiledRows:
             self._queries = qkv.new_empty(len(qkv), qkv.shape[1] // head_dim - 2 * kv, head_dim)
         cos, sin = angles or (qkv, qkv)
         self._place(
-            _array(qkv),
-            _array(cos).reshape(len(qkv), -1),
-            _array(sin).reshape(len(qkv), -1),
+            array_of(qkv),
+            array_of(cos).reshape(len(qkv), -1),
+            array_of(sin).reshape(len(qkv), -1),
             angles is not None,
             slots.numpy(),
-            _array(keys),
-            _array(values),
-            _array(self._queries),
+            array_of(keys),
+            array_of(values),
+            array_of(self._queries),
         )
         return self._queries
 
@@ -119,7 +128,7 @@ class CompiledRows:
             return _TORCH.gate(gate_up, activation)
         if self._gated is None:
             self._gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        self._silu_mul(_array(gate_up), _array(self._gated))
+        self._silu_mul(array_of(gate_up), array_of(self._gated))
         return self._gated
 
 
@@ -159,7 +168,7 @@ def _compiled(half: bool) -> tuple[Callable[..., None], ...]:
 _TORCH = TorchRows()
 
 
-def _array(tensor: Tensor) -> NDArray[Any]:
+def array_of(tensor: Tensor) -> NDArray[Any]:
     """The tensor's numbers in their order; of bfloat16, which numpy has not, the bits."""
     tensor = tensor.contiguous()
     array: NDArray[Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -443,7 +443,7 @@ def test_closing_fails_what_is_not_finished(tiny_model: Path) -> None:
 def test_a_bug_in_the_loop_reaches_everybody_who_waits(tiny_model: Path) -> None:
     with Engine(tiny_model, num_slots=2048) as engine:
         _, results, done = start(engine, [5, 6])
-        engine._loop._scheduler.plan = None  # type: ignore[method-assign,assignment]  # breaks the loop
+        engine._loop._scheduler.tree.commit = None  # type: ignore[method-assign,assignment]  # breaks the loop
         assert done.wait(10)
         assert isinstance(results[0], EngineClosed)
         with pytest.raises(EngineClosed, match="the engine has ended: its step loop failed: TypeError"):
