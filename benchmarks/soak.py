@@ -1,14 +1,17 @@
 """A soak: a tiny model and 512 slots under everything at once, for as long as is asked; nothing may be lost.
 
     python benchmarks/soak.py --minutes 5 --seed 1
+    python benchmarks/soak.py --minutes 5 --at-once 10000 --cancel 0.5
 
-Every greedy answer is compared with the one that its prompt got first, and the engine is checked when idle. One line a
-piece; the exit code is 1 if anything was lost, wrong or left hanging.
+Every greedy answer is compared with the one that its prompt got first, and the engine is checked when idle. The exit
+code is 1 if anything was lost, wrong or left hanging. What the process holds (resident memory, open files, threads) is
+told after each fifth of the time: it grows at first, by what is answered for the first time, and must then stay.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -51,13 +54,13 @@ def tiny_model(folder: Path) -> Path:
 class Soak:
     """Starts random requests, a bounded number at once, and judges what comes back."""
 
-    def __init__(self, engine: Engine, seed: int) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, seed: int, at_once: int = MOST_AT_ONCE, cancel: float = 0.1) -> None:
+        self.engine, self.at_once, self.cancel = engine, at_once, cancel
         self.rng = random.Random(seed)
         self.first_answer: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self._room = threading.Semaphore(MOST_AT_ONCE)
+        self._room = threading.Semaphore(at_once)
         self._stems = [self._tokens(self.rng.randint(10, 120)) for _ in range(12)]
 
     def _tokens(self, count: int) -> list[int]:
@@ -69,17 +72,17 @@ class Soak:
         handles: list[Any] = []
         while time.monotonic() < end:
             if not self._room.acquire(timeout=ANSWER_S):
-                self.wrong.append(f"no request of {MOST_AT_ONCE} ended within {ANSWER_S} s")
+                self.wrong.append(f"no request of {self.at_once} ended within {ANSWER_S} s")
                 return
             handles = [*handles[-40:], self._start()]
-            if self.rng.random() < 0.1:
+            if self.rng.random() < self.cancel:
                 self.rng.choice(handles).cancel()
             if self.rng.random() < 0.01:
                 self._stems[self.rng.randrange(len(self._stems))] = self._tokens(self.rng.randint(10, 120))
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(self.at_once):
             if not self._room.acquire(timeout=ANSWER_S):
                 self.wrong.append(f"a request did not end within {ANSWER_S} s")
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(self.at_once):
             self._room.release()
 
     def _start(self) -> Any:
@@ -127,10 +130,20 @@ class Soak:
                 self.first_answer[key] = result.tokens
 
 
+def held() -> str:
+    """What this process holds."""
+    with open("/proc/self/status") as status:
+        resident = next(line.split()[1] for line in status if line.startswith("VmRSS"))
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    return f"{int(resident) / 1024:.0f} MiB, {files} files, {threads} threads"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=MOST_AT_ONCE, help="requests that run or wait at any time")
+    parser.add_argument("--cancel", type=float, default=0.1, help="share of requests after which one is cancelled")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     setup: dict[str, Any] = {
@@ -143,8 +156,10 @@ def main() -> int:
     }
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, Engine(tiny_model(Path(folder)), **setup) as engine:
-        soak = Soak(engine, options.seed)
-        soak.run(options.minutes * 60)
+        soak = Soak(engine, options.seed, options.at_once, options.cancel)
+        for _ in range(5):
+            soak.run(options.minutes * 60 / 5)
+            print(f"{engine.stats.requests} requests: {held()}", flush=True)
         engine.check()
         stats = engine.stats
         if stats.free_slots + stats.evictable_slots != NUM_SLOTS or stats.running or stats.waiting:

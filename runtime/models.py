@@ -205,7 +205,7 @@ def weight_map(folder: Path) -> dict[str, str] | None:
     index: object = read_json(file).get("weight_map")
     if not isinstance(index, dict) or not index or not all(isinstance(name, str) for name in index.values()):
         raise WeightsError(f'{file} has no "weight_map" from tensors to files. Fetch it again.')
-    if outside := [name for name in index.values() if Path(name).name != name]:
+    if outside := [name for name in index.values() if Path(name).name != name or name in ("", "..")]:
         raise WeightsError(f"{file} names {shortened(repr(outside[0]), 100)}, which is no file of its folder.")
     return index
 

@@ -103,9 +103,18 @@ def test_bits_are_equal_in_every_batch_chunk_page_and_state_of_the_cache(
     assert differing == 0
 
 
-def test_the_default_does_not_promise_that(make_tiny: MakeTiny) -> None:
-    """So what the test above looks at can differ."""
-    assert tokens_and_differences(make_tiny("llama"), STATES[:3], 1)[1] > 0
+def test_a_product_that_sees_the_number_of_rows_is_noticed(
+    make_tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tiled, "__call__", lambda self, x: self.linear(x) * (1 + 1e-6 * (len(x) % 3)))
+    bits, differing = Bits(), 0
+    for state in STATES[:2]:
+        with Engine(make_tiny("llama"), **state, deterministic=True) as engine:
+            logits = Logits(bits)
+            logits.watch(engine)
+            ask_for_all(engine, prompts(random.Random(1)), 4)
+        differing += logits.differing
+    assert differing > 0
 
 
 def test_packed_matrices_are_deterministic_too(make_tiny: MakeTiny) -> None:
