@@ -88,9 +88,9 @@ def bend(engine: Engine, groups: str = "auto", attention: str = "fastest", admit
     if admits == "all":
         engine._loop._scheduler._still_needed = float  # type: ignore[method-assign]  # 0.0
     if groups != "auto":
-        engine._loop._cost = CostModel(price=0.0, max_levels=3) if groups == "on" else None
+        engine._loop._runner.cost = CostModel(price=0.0, max_levels=3) if groups == "on" else None
     if attention == "reference":
-        engine._loop._attention = ReferenceAttention()
+        engine._loop._runner._attention = ReferenceAttention()
 
 
 class Runner:

@@ -94,7 +94,7 @@ FAULTS = [
     Fault("on_evict", tree, options=TIERS),
     # the pass: it is taken back, and each tries alone
     Fault("attn_batch", lambda _: loop_module),
-    Fault("plan", lambda engine: engine._loop._attention),
+    Fault("plan", lambda engine: engine._loop._runner._attention),
     Fault("forward", lambda engine: engine.model),
     Fault("forward", lambda engine: engine.model, error=torch.OutOfMemoryError),
     Fault("rows_without_numbers", lambda _: loop_module),

@@ -28,8 +28,8 @@ class SpoiltAttention:
     def __init__(self, engine: Engine, times: int) -> None:
         self.times = times
         self._tokens = torch.empty(0)
-        self._attend, self._forward = engine._loop._attention.forward, engine.model.forward
-        engine._loop._attention.forward = self.attend  # type: ignore[method-assign]  # a spy in its place
+        self._attend, self._forward = engine._loop._runner._attention.forward, engine.model.forward
+        engine._loop._runner._attention.forward = self.attend  # type: ignore[method-assign]  # a spy in its place
         engine.model.forward = self.forward            # type: ignore[method-assign]  # likewise
 
     def forward(self, step: StepInput) -> Tensor:
