@@ -47,6 +47,7 @@ def test_rows_that_are_added_change_nothing_for_the_others(seed: int, page_size:
     assert shape is not None and shape.rows in SIZES and shape.rows >= batch.num_rows
     padded = fill_up(batch, shape, NUM_SLOTS // page_size)
     assert [len(level.last_page_len) for level in padded.levels] == [*shape.groups, shape.rows]
+    assert {int(level.qo_indptr[-1]) for level in (*padded.levels, padded.flat)} == {shape.rows}
     q = torch.randn(shape.rows, 4, 16)
     k, v = (torch.randn(NUM_SLOTS + page_size, 2, 16) for _ in "kv")
     for spec in (AttnSpec(4, 2, 16, 0.25), AttnSpec(4, 2, 16, 0.25, window=3)):
