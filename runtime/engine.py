@@ -589,11 +589,11 @@ def deterministic_attention() -> tuple[Attention, None]:
         EngineError: there is no numba to compile it.
     """
     try:
-        from .attention.deterministic import DeterministicAttention  # numba, which nobody else must wait for
-
-        return DeterministicAttention(), None
+        backend = import_module(".attention.deterministic", __package__)  # numba, which nobody else must wait for
     except ImportError as error:
         raise EngineError("Engine: deterministic needs numba's compiled code: install it, or leave it out.") from error
+    attention: Attention = backend.DeterministicAttention()
+    return attention, None
 
 
 def _close(loop: StepLoop, compiler: Compiler, tiers: Tiers | None) -> None:
