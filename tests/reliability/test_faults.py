@@ -21,6 +21,7 @@ import torch
 from branchwise import Engine, EngineError, GenerationError, State, function, gen
 from branchwise.runtime import EngineClosed, GenerateParams, Result
 from branchwise.runtime import loop as loop_module
+from branchwise.runtime import runner as runner_module
 from branchwise.runtime import scheduler as scheduler_module
 from branchwise.runtime.constrain.automaton import Walk
 from branchwise.runtime.constrain.guidance import GuidanceState
@@ -93,7 +94,7 @@ FAULTS = [
     Fault("restore", lambda engine: engine._tiers, options=TIERS),
     Fault("on_evict", tree, options=TIERS),
     # the pass: it is taken back, and each tries alone
-    Fault("attn_batch", lambda _: loop_module),
+    Fault("attn_batch", lambda _: runner_module),
     Fault("plan", lambda engine: engine._loop._runner._attention),
     Fault("forward", lambda engine: engine.model),
     Fault("forward", lambda engine: engine.model, error=torch.OutOfMemoryError),

