@@ -194,7 +194,10 @@ def overload(model: str) -> bool:
             since, connection = idle.pop() if idle else (0.0, None)
             if connection is None or time.perf_counter() - since > KEPT_S:
                 connection = await Connection.open(port)
-            answer = await connection.post("/v1/completions", body(number, 32))
+            try:
+                answer = await connection.post("/v1/completions", body(number, 32))
+            except (OSError, asyncio.IncompleteReadError):
+                return Answer(0, 0.0, 0.0, whole=False)
             idle.append((time.perf_counter(), connection))
             return answer
 
@@ -215,13 +218,15 @@ def overload(model: str) -> bool:
     with served(model, "--num-slots", "32768", "--max-requests", "64") as port:
         rate, answers, left = asyncio.run(ask(port))
     taken = [answer.total_s * 1e3 for answer in answers if answer.status == 200]
-    refused = [answer.total_s * 1e3 for answer in answers if answer.status == 429] or [0.0]
+    refused = [answer.total_s * 1e3 for answer in answers if answer.status == 429]
+    broken = len(answers) - len(taken) - len(refused)
     print(
         f"overload: {rate:.0f} requests/s are what it can do; of {len(answers)} at {OVERLOAD} times that, {len(taken)} "
         f"were taken (p50 {at(taken, 0.5):.0f} ms, p99 {at(taken, 0.99):.0f} ms) and {len(refused)} refused "
-        f"(p50 {at(refused, 0.5):.0f} ms, p99 {at(refused, 0.99):.0f} ms); left behind: {left or 'nothing'}"
+        f"(p50 {at(refused or [0], 0.5):.0f} ms, p99 {at(refused or [0], 0.99):.0f} ms); {broken} connections "
+        f"broke; left behind: {left or 'nothing'}"
     )
-    return len(taken) + len(refused) == len(answers) and not left
+    return not broken and not left
 
 
 def mixed(model: str, count: int) -> bool:
