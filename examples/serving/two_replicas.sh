@@ -11,6 +11,6 @@ text="The old mill by the river was built in 1832 by two brothers, and burnt dow
 the wheel, and a letter in which the older brother asks the town for a bridge, since the ford could not be used in spring."
 for question in "When was it built?" "When did it burn down?" "What did he ask for?"; do
   curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \
-    -d "{\"prompt\": \"$text $question\", \"max_tokens\": 8, \"temperature\": 0}"
+    -d "{\"prompt\": \"$text Question: $question Answer:\", \"max_tokens\": 8, \"temperature\": 0}"
   echo
 done
