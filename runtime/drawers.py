@@ -7,7 +7,7 @@ import torch
 from .device_draws import DeviceDrawer, Operations, TorchOperations
 from .devices import is_gpu
 from .draws import Drawer, HostDrawer
-from .libraries import Missing, flashinfer, triton
+from .gpu.libraries import Missing, flashinfer, triton
 from .transfers import transfers_for
 
 
@@ -19,6 +19,6 @@ def drawer_for(device: torch.device, eos_ids: frozenset[int]) -> Drawer:
 def _operations(device: torch.device) -> Operations:
     if isinstance(triton(device), Missing):
         return TorchOperations()
-    from .gpu_draws import GpuOperations
+    from .gpu.draws import GpuOperations
 
     return GpuOperations(flashinfer(), torch.ones(1, 64, device=device))

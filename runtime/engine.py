@@ -44,11 +44,11 @@ from .kv import KVPool, bytes_per_slot
 from .loop import Ask, StepLoop
 from .model.load import load_model
 from .models import resolve
-from .parallel import Team
 from .params import GenerateParams, generate_params
 from .penalties import Repeated
 from .picture import TreePicture, picture
 from .policies import EVICTION
+from .ranks.parallel import Team
 from .request import Delta, Request, Result
 from .running import runner_for
 from .sampling import SamplingParams

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from . import calibration
 from .attention.choice import attention_for, deterministic_attention
 from .attention.flashinfer import FlashInferAttention
 from .devices import gpu_name, is_gpu
-from .graphs import Graphs, record_on
+from .gpu import calibration
+from .gpu.graphs import Graphs, record_on
 from .kv import KVPool
 from .model import Model
 from .model.llama import LlamaModel
-from .parallel import ParallelRunner, Settings, Team
+from .ranks.parallel import ParallelRunner, Settings, Team
 from .runner import Runner, StepRunner
 
 

@@ -19,7 +19,7 @@ import torch
 from branchwise.runtime.attention import AttnSpec, Level, attn_batch
 from branchwise.runtime.attention.flashinfer import FlashInferAttention
 from branchwise.runtime.attention.levels import CostModel
-from branchwise.runtime.graphs import fill_up, shape_of
+from branchwise.runtime.gpu.graphs import fill_up, shape_of
 from tests.runtime.trees import decode_step, random_step
 
 CPU = torch.device("cpu")

@@ -25,9 +25,9 @@ from branchwise.runtime.attention.reference import ReferenceAttention
 from branchwise.runtime.device_draws import DeviceDrawer, TorchOperations
 from branchwise.runtime.drawers import drawer_for
 from branchwise.runtime.draws import Draw, Drawer, HostDrawer
-from branchwise.runtime.graphs import Graphs
+from branchwise.runtime.gpu.graphs import Graphs
+from branchwise.runtime.gpu.libraries import Missing, triton
 from branchwise.runtime.kv import KVPool
-from branchwise.runtime.libraries import Missing, triton
 from branchwise.runtime.model.llama import LlamaModel
 from branchwise.runtime.model.rows import TorchRows, gpu_rows
 from branchwise.runtime.request import Request

@@ -17,8 +17,8 @@ from torch import Tensor
 from branchwise.runtime.attention.flashinfer import FlashInferAttention
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.devices import is_gpu
-from branchwise.runtime.graphs import Record, record_on
-from branchwise.runtime.libraries import Missing, flashinfer
+from branchwise.runtime.gpu.graphs import Record, record_on
+from branchwise.runtime.gpu.libraries import Missing, flashinfer
 from branchwise.runtime.transfers import Transfers, transfers_for
 from tests import flashinfer_standin
 

@@ -15,9 +15,9 @@ from report import NotHere, Report
 from steps import Branches, step_s
 from workloads import Writer
 
-from branchwise.runtime import calibration
 from branchwise.runtime.attention import AttnSpec
 from branchwise.runtime.attention.levels import CostModel
+from branchwise.runtime.gpu import calibration
 
 WORKLOADS = ("few_shot", "tree_of_thought", "self_consistency_64", "no_sharing", "one_stream", "first_token_cold",
              "first_token_warm")  # fmt: skip

@@ -6,8 +6,8 @@ import logging
 
 from ..devices import gpu_lacks, is_cpu, is_gpu
 from ..errors import EngineError
+from ..gpu.libraries import Missing, flashinfer, triton
 from ..kv import KVPool
-from ..libraries import Missing, flashinfer, triton
 from ..messages import shortened
 from ..model import Model
 from . import Attention

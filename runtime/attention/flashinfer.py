@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..devices import synchronize
-from ..libraries import DTYPES
+from ..gpu.libraries import DTYPES
 from ..transfers import Transfers, transfers_for
 from . import AttnBatch, AttnSpec, Level, one_key
 from .levels import CostModel

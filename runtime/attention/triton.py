@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..devices import synchronize
-from ..gpu_kernels import attend_kernel, merge_kernel, next_power_of_2
+from ..gpu.kernels import attend_kernel, merge_kernel, next_power_of_2
 from ..transfers import Transfers, transfers_for
 from . import AttnBatch, AttnSpec, Level, one_key
 

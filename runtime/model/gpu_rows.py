@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..gpu_kernels import next_power_of_2, place_kernel
+from ..gpu.kernels import next_power_of_2, place_kernel
+from ..gpu.libraries import Missing
 from ..kv import KVPool
-from ..libraries import Missing
 from .family import ACTIVATIONS
 from .rows import Angles, TorchRows
 

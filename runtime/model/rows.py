@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from ..compiling import loading
 from ..devices import is_cpu, is_gpu
+from ..gpu.libraries import DTYPES, Missing, flashinfer, triton
 from ..kv import KVPool
-from ..libraries import DTYPES, Missing, flashinfer, triton
 from ..models import cache_folder
 from .rope import rotate
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from branchwise.runtime import calibration
 from branchwise.runtime.attention import AttnSpec
 from branchwise.runtime.attention.flashinfer import FlashInferAttention
-from branchwise.runtime.calibration import ROWS, SHARED, break_even, least_saved
+from branchwise.runtime.gpu import calibration
+from branchwise.runtime.gpu.calibration import ROWS, SHARED, break_even, least_saved
 from tests import flashinfer_standin
 
 CPU = torch.device("cpu")

@@ -22,14 +22,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from transformers import LlamaConfig, Qwen3Config
 
-from branchwise.runtime import EngineError, device_draws, devices, graphs, runner
+from branchwise.runtime import EngineError, device_draws, devices, runner
 from branchwise.runtime.attention import flashinfer
 from branchwise.runtime.attention.flashinfer import FlashInferAttention
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.config import EngineConfig, auto_num_slots, no_memory
 from branchwise.runtime.device_draws import DeviceDrawer, TorchOperations
 from branchwise.runtime.draws import Draw
-from branchwise.runtime.graphs import Graphs
+from branchwise.runtime.gpu import graphs
+from branchwise.runtime.gpu.graphs import Graphs
 from branchwise.runtime.kv import KVPool
 from branchwise.runtime.layout import Layout
 from branchwise.runtime.model import rows

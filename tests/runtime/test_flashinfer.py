@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from branchwise.runtime import Engine, libraries, running
+from branchwise.runtime import Engine, running
 from branchwise.runtime.attention import Attention, AttnSpec, Level, attn_batch, choice
 from branchwise.runtime.attention.flashinfer import (
     LEAST_WORKSPACE,
@@ -26,8 +26,9 @@ from branchwise.runtime.attention.flashinfer import (
 )
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.attention.reference import ReferenceAttention
+from branchwise.runtime.gpu import libraries
+from branchwise.runtime.gpu.libraries import Missing
 from branchwise.runtime.layout import build_layout
-from branchwise.runtime.libraries import Missing
 from branchwise.runtime.slots import SlotPool
 from branchwise.runtime.tree import RadixTree
 from tests import flashinfer_standin

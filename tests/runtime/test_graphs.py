@@ -15,7 +15,7 @@ from branchwise.runtime.attention import AttnBatch, AttnSpec, attn_batch
 from branchwise.runtime.attention.flashinfer import FlashInferAttention
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.attention.reference import ReferenceAttention
-from branchwise.runtime.graphs import SIZES, Graphs, Shape, fill_up, shape_of
+from branchwise.runtime.gpu.graphs import SIZES, Graphs, Shape, fill_up, shape_of
 from branchwise.runtime.layout import build_layout
 from branchwise.runtime.runner import StepRunner
 from branchwise.runtime.slots import SlotPool

@@ -18,7 +18,7 @@ from branchwise.runtime.model.configuration import read_config
 from branchwise.runtime.model.family import traits
 from branchwise.runtime.model.split import Split, SplitWeights
 from branchwise.runtime.model.weights import Weights
-from branchwise.runtime.wire import decode, encode
+from branchwise.runtime.ranks.wire import decode, encode
 from tests.golden.test_cache_never_changes_answers import NEW, prompts, together, transformers_greedy
 
 from ..conftest import MakeTiny

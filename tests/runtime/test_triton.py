@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from branchwise.runtime import libraries
 from branchwise.runtime.attention import AttnSpec, attn_batch
 from branchwise.runtime.attention.levels import CostModel
 from branchwise.runtime.attention.reference import ReferenceAttention
 from branchwise.runtime.device_draws import TorchOperations, packed
+from branchwise.runtime.gpu import libraries
+from branchwise.runtime.gpu.libraries import Missing
 from branchwise.runtime.kv import KVPool
-from branchwise.runtime.libraries import Missing
 from branchwise.runtime.model.rows import TorchRows
 
 from .trees import random_step
@@ -32,7 +32,7 @@ if find_spec("triton") is None or [int(part) for part in version("triton").split
 os.environ["TRITON_INTERPRET"] = "1"  # read as Triton is loaded
 
 from branchwise.runtime.attention.triton import TritonAttention
-from branchwise.runtime.gpu_draws import GpuOperations
+from branchwise.runtime.gpu.draws import GpuOperations
 from branchwise.runtime.model.gpu_rows import GpuRows
 
 pytestmark = pytest.mark.triton
@@ -99,14 +99,14 @@ def test_it_is_tried_out_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     libraries.triton.cache_clear()
     assert not isinstance(libraries.triton(CPU), Missing)
     libraries.triton.cache_clear()
-    monkeypatch.setattr("branchwise.runtime.gpu_kernels.mask_kernel", None)
+    monkeypatch.setattr("branchwise.runtime.gpu.kernels.mask_kernel", None)
     missing = libraries.triton(CPU)
     libraries.triton.cache_clear()
     assert isinstance(missing, Missing) and missing.reason.startswith("its kernels cannot be run: TypeError: ")
 
 
 def operations(monkeypatch: pytest.MonkeyPatch) -> tuple[GpuOperations, TorchOperations]:
-    monkeypatch.setattr("branchwise.runtime.gpu_draws.BLOCK", 64)
+    monkeypatch.setattr("branchwise.runtime.gpu.draws.BLOCK", 64)
     return GpuOperations(Missing("")), TorchOperations()
 
 
@@ -139,7 +139,7 @@ KERNELS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from branchwise.runtime import gpu_kernels as kernels
+    from branchwise.runtime.gpu import kernels
 
     def build(kernel, types, **constants):
         names = kernel.arg_names

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .attention import AttnSpec, attn_batch
-from .attention.flashinfer import FlashInferAttention
-from .attention.levels import CostModel
-from .devices import CPU, synchronize
+from ..attention import AttnSpec, attn_batch
+from ..attention.flashinfer import FlashInferAttention
+from ..attention.levels import CostModel
+from ..devices import CPU, synchronize
+from ..layout import Layout, Segment, Span
+from ..models import cache_folder
 from .graphs import Record
-from .layout import Layout, Segment, Span
-from .models import cache_folder
 
 log = logging.getLogger("branchwise")
 

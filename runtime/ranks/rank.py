@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from .attention.choice import attention_for
-from .attention.levels import CostModel
-from .devices import on
-from .kv import KVPool
-from .model.load import load_model
+from ..attention.choice import attention_for
+from ..attention.levels import CostModel
+from ..devices import on
+from ..kv import KVPool
+from ..model.load import load_model
+from ..runner import StepRunner
 from .parallel import HOST, STARTING, Job, Links, Settings, dist
-from .runner import StepRunner
 from .wire import decode
 
 

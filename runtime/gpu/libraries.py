@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from .devices import synchronize
-from .messages import shortened
+from ..devices import synchronize
+from ..messages import shortened
 
 DTYPES = (torch.float16, torch.bfloat16)
 """What FlashInfer's kernels compute in."""
@@ -38,7 +38,7 @@ def triton(device: torch.device) -> Any | Missing:
     found = _imported("triton")
     if isinstance(found, Missing):
         return found
-    from .gpu_kernels import mask_kernel
+    from .kernels import mask_kernel
 
     try:
         row, word = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, dtype=torch.int32, device=device)

@@ -17,13 +17,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .attention import AttnBatch, Level
-from .attention.flashinfer import FlashInferAttention, Wrappers
-from .kv import KVPool
-from .layout import Layout
-from .model import Model
-from .runner import step_input
-from .transfers import Transfers
+from ..attention import AttnBatch, Level
+from ..attention.flashinfer import FlashInferAttention, Wrappers
+from ..kv import KVPool
+from ..layout import Layout
+from ..model import Model
+from ..runner import step_input
+from ..transfers import Transfers
 
 log = logging.getLogger("branchwise")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from .layout import Layout, Segment, Span
+from ..layout import Layout, Segment, Span
 
 
 def encode(layout: Layout) -> array[int]:

@@ -21,12 +21,12 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from .attention import int32
-from .devices import CPU, gpu_count, is_gpu
-from .errors import EngineError
-from .layout import Layout
-from .model.split import Split
-from .runner import Runner
+from ..attention import int32
+from ..devices import CPU, gpu_count, is_gpu
+from ..errors import EngineError
+from ..layout import Layout
+from ..model.split import Split
+from ..runner import Runner
 from .wire import encode
 
 dist: Any = torch.distributed  # its types are incomplete
@@ -133,7 +133,7 @@ class Team:
         for rank in range(1, size):
             name = str(dtype).removeprefix("torch.")
             job = Job(store.port, rank, size, str(folder), name, str(self.devices[rank]), threads)
-            command = [sys.executable, "-m", "branchwise.runtime.rank", json.dumps(asdict(job))]
+            command = [sys.executable, "-m", "branchwise.runtime.ranks.rank", json.dumps(asdict(job))]
             self._others.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
         try:
             self.links = Links(store, 0, size, self.devices[0])

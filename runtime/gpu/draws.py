@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .device_draws import Filters, TorchOperations
-from .gpu_kernels import draw_kernel, mask_kernel
+from ..device_draws import Filters, TorchOperations
+from .kernels import draw_kernel, mask_kernel
 from .libraries import Missing
 
 log = logging.getLogger("branchwise")

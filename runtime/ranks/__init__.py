@@ -1,0 +1,1 @@
+"""One engine in several processes, each with a share of the model."""
