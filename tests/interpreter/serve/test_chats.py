@@ -86,30 +86,6 @@ def test_a_turn_is_what_a_program_would_get(served: Live) -> None:
     )
 
 
-def test_case_154_chunks_of_a_stream_are_as_clients_expect_them(served: Live) -> None:
-    same = {"n": 2, "temperature": 1, "seed": 4, "max_tokens": 5}
-    whole = create(served, **same)
-    chunks = list(create(served, stream=True, stream_options={"include_usage": True}, **same))
-    for index in (0, 1):
-        mine = [c for chunk in chunks for c in chunk.choices if c.index == index]
-        assert [c.delta.role for c in mine] == ["assistant"] + [None] * (len(mine) - 1)
-        assert [c.finish_reason is not None for c in mine] == [False] * (len(mine) - 1) + [True]
-        assert "".join(c.delta.content or "" for c in mine) == whole.choices[index].message.content
-        assert mine[-1].finish_reason == whole.choices[index].finish_reason
-    assert all(len(chunk.choices) == 1 and chunk.usage is None for chunk in chunks[:-1])
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert len({chunk.id for chunk in chunks}) == 1
-    assert all("usage" not in json.loads(line) for line in raw_lines(served, {**same, "stream": True}))
-
-
-def raw_lines(served: Live, fields: dict[str, Any]) -> list[str]:
-    text = served.post("/v1/chat/completions", {"messages": HELLO, **fields}).text
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert lines[-1] == "[DONE]"
-    return lines[:-1]
-
-
 def test_content_in_parts_is_one_text_and_pictures_are_refused(served: Live) -> None:
     parts = [{"type": "text", "text": "How "}, {"type": "text", "text": "deep?"}]
     same = create(served, messages=[{"role": "user", "content": parts}])
