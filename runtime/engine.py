@@ -492,7 +492,8 @@ class Engine:
         return Film(begin, end)
 
     def _picture(self, scheduler: Scheduler) -> TreePicture:
-        return picture(scheduler.tree, self.tokenizer.decode)
+        evicted = self._tiers.held if self._tiers is not None else (0, 0)
+        return picture(scheduler.tree, self.tokenizer.decode, evicted)
 
     def check(self) -> None:
         """Assert the invariants of tree and pool; walks the whole tree."""

@@ -84,6 +84,8 @@ class TreePicture:
     boxes: tuple[Box, ...]  # depth first, parents before children
     num_slots: int
     free_slots: int
+    host_tokens: int = 0  # that were evicted, and are kept in host memory
+    disk_tokens: int = 0  # and in files
 
     def __repr__(self) -> str:
         depth: dict[str | None, int] = {None: -1}
@@ -105,7 +107,10 @@ class TreePicture:
         """How many tokens lie in how many nodes, in words."""
         nodes = sum(box.parent is not None for box in self.boxes)
         tokens = sum(box.num_tokens for box in self.boxes)
-        return f"{tokens} tokens in {nodes} nodes; {self.free_slots} of {self.num_slots} slots are free"
+        said = f"{tokens} tokens in {nodes} nodes; {self.free_slots} of {self.num_slots} slots are free"
+        places = {"in host memory": self.host_tokens, "on disk": self.disk_tokens}
+        evicted = ", ".join(f"{count} {where}" for where, count in places.items() if count)
+        return f"{said}; of those evicted, {evicted}" if evicted else said
 
     def joined(self) -> TreePicture:
         """Nodes of one token that follow each other without a branch, used alike, as one, named as the last of them.
@@ -191,8 +196,15 @@ def _alike(above: Box, below: Box) -> bool:
 LEGEND = {"protected": "in use", "pinned": "pinned", "evictable": "cached, may be evicted"}
 
 
-def picture(tree: RadixTree, spell: Callable[[Sequence[int]], str]) -> TreePicture:
-    """The tree now. On the engine's thread only; `spell` makes text of tokens."""
+def picture(
+    tree: RadixTree, spell: Callable[[Sequence[int]], str], evicted: tuple[int, int] = (0, 0)
+) -> TreePicture:
+    """The tree now. On the engine's thread only.
+
+    Args:
+        spell: makes text of tokens.
+        evicted: tokens that are kept in host memory, and on disk.
+    """
     boxes = list[Box]()
     for root in tree.roots():
         digest = _digest(root.namespace)
@@ -210,7 +222,7 @@ def picture(tree: RadixTree, spell: Callable[[Sequence[int]], str]) -> TreePictu
                 )
             )  # fmt: skip
             stack += [(child, key, digest) for child in [*node.children.values()][::-1]]
-    return TreePicture(tuple(boxes or [_root(None)]), tree.pool.num_slots, tree.pool.num_free)
+    return TreePicture(tuple(boxes or [_root(None)]), tree.pool.num_slots, tree.pool.num_free, *evicted)
 
 
 def _digest(namespace: Hashable) -> blake2b:

@@ -94,6 +94,12 @@ class Tiers:
     def __contains__(self, key: Key) -> bool:
         return key in self._host or (self._disk is not None and key in self._disk)
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """Tokens that are kept in host memory, and on disk."""
+        size = self._pool.page_size
+        return len(self._host) * size, (len(self._disk) if self._disk is not None else 0) * size
+
     def spill(self, namespace: Hashable, before: array[int], tokens: array[int], slots: array[int]) -> None:
         """Keep the pages of `tokens`, which follow `before` and lie in `slots`; the last of them are dropped first."""
         pool = self._pool
@@ -243,6 +249,10 @@ class DiskTier:
 
     def __contains__(self, key: Key) -> bool:
         return key in self._place
+
+    def __len__(self) -> int:
+        """Pages."""
+        return len(self._place)
 
     def touch(self, key: Key) -> bool:
         """Whether the page is here; if so, it was used just now."""

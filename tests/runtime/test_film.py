@@ -96,6 +96,18 @@ def test_chains_that_are_used_alike_are_joined_and_nothing_of_them_is_lost(engin
     assert all(keys[box.parent or ""].num_tokens > 1 for box in only)
 
 
+def test_what_was_evicted_to_host_memory_and_disk_is_counted(tiny_model: Path, tmp_path: Path) -> None:
+    with Engine(tiny_model, num_slots=64, host_cache_bytes=1 << 16, disk_cache_bytes=1 << 20,
+                disk_cache_path=tmp_path) as small:  # fmt: skip
+        assert "evicted" not in small.tree.summary
+        for number in range(12):
+            say(small, f"{number} runs past the old mill, and under the bridge, and nobody knows")
+        tree = small.tree
+        assert tree.host_tokens > 0
+        assert f"of those evicted, {tree.host_tokens} in host memory" in tree.summary
+        assert tree.host_tokens + tree.disk_tokens <= small.stats.spilled_tokens
+
+
 def test_hostile_text_is_no_markup_in_a_picture() -> None:
     picture = TreePicture((box("r", None, HOSTILE), box("a", "r", HOSTILE)), 10, 4)
     svg = ET.fromstring(picture.svg())
