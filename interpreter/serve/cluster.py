@@ -244,13 +244,14 @@ def start(address: str | None, *, host: str, port: int, cpus: int | None = None)
         cpus: how many of this machine its own cluster may use; None: all.
     """
     if address is None:
-        ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     else:
         ray.init(address=address, log_to_driver=False)
     serve.start(http_options=HTTPOptions(host=host, port=port))
 
 
-def stop() -> None:
-    """End the replicas, each when what runs there has ended or its grace time is over."""
-    SERVE.shutdown()
+def leave(*, end: bool) -> None:
+    """Leave the cluster; with `end` the replicas end, each when what runs there has, or its grace time is over."""
+    if end:
+        SERVE.shutdown()
     RAY.shutdown()

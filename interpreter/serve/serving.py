@@ -68,13 +68,17 @@ def _serve_replicas(options: argparse.Namespace, given: dict[str, Any], config: 
             options.model, given, config, replicas=options.replicas, cpus=options.cpus_per_replica,
             gpus=options.gpus_per_replica,
         )  # fmt: skip
-        print(f"{options.replicas} replicas of {options.model}, at http://{options.host}:{options.port}", flush=True)
-        stopped.wait()
+        where = f"at http://{options.host}:{options.port}" + (" on every machine" if options.address else "")
+        print(f"{options.replicas} replicas of {options.model}, {where}", flush=True)
+        if options.address is None:
+            stopped.wait()
+        else:
+            print("They run on; to change them, say this again with other options; serve shutdown ends them.")
     except LangError as error:
         print(f"branchwise serve: error: {error}", file=sys.stderr)
         return 2
     finally:
-        cluster.stop()
+        cluster.leave(end=options.address is None)
     return 0
 
 

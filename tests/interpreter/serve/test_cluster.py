@@ -44,7 +44,7 @@ def served(tiny_model: Path) -> Iterator[httpx2.Client]:
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             yield client
     finally:
-        cluster.stop()
+        cluster.leave(end=True)
 
 
 def replicas() -> list[int]:
