@@ -226,4 +226,4 @@ def test_arguments_are_checked_and_the_key_is_nowhere(stub: Stub, remote: Make) 
         run(lambda s: s.__iadd__(gen("x")), backend)
     assert stub.keys == ["Bearer sk-very-secret"]
     assert caught.value.__cause__.status == 401  # type: ignore[union-attr]  # a ServerError
-    assert caught.value.__cause__.__cause__ is None  # type: ignore[union-attr]
+    assert caught.value.__cause__.__cause__ is None  # type: ignore[union-attr]  # likewise
