@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from branchwise.lang import OptionError
 
-VERSION = version("branchwise")
+VERSION: str = sys.modules["branchwise"].__version__
+"""Of the package that this is in, which is loaded by now, also where it is not installed."""
 
 MOST_SAMPLES = 128
 """A request asks for at most so many samples of each of its prompts."""
