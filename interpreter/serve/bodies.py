@@ -146,12 +146,13 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """A turn. What else it says (`name`, `tool_calls`, `tool_call_id`, ...) goes to the model's template."""
+    """A turn. What else it says (`name`, `tool_call_id`, ...) goes to the model's template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Annotated[str, Field(min_length=1)]
     content: str | list[Part] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class Function(BaseModel):

@@ -16,14 +16,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from branchwise import runtime
 from branchwise.runtime.models import resolve
 
 from ..local import Engine
-from .asking import Caller, params_of
-from .bodies import Ids, JsonSchemaFormat, ResponseFormat, Sampling, WellFormed
+from .asking import Caller, num_samples, params_of
+from .bodies import Count, Ids, Sampling, WellFormed
 from .config import VERSION
 from .errors import ApiError
 from .job import Done, Job, Piece, Prompt
@@ -36,10 +36,19 @@ DEFAULT_MAX_NEW_TOKENS = 128
 GEN_FIELDS = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
-        "stop", "stop_token_ids", "stop_regex", "ignore_eos", "regex", "logit_bias",
+        "stop", "stop_token_ids", "stop_regex", "ignore_eos", "regex", "logit_bias", "n", "max_new_tokens",
+        "min_new_tokens",
     }
 )  # fmt: skip
 """Sampling parameters that are named as they are elsewhere."""
+
+
+class NativeSampling(Sampling):
+    """Sampling parameters as this wire has them."""
+
+    max_new_tokens: Count | None = DEFAULT_MAX_NEW_TOKENS
+    min_new_tokens: Count | None = None
+
 
 Option = bool | list[bool] | None
 Number = int | list[int] | None
@@ -236,29 +245,33 @@ def _read_one(
     if sampling.get("ebnf") is not None:
         raise ApiError(400, "ebnf is not taken: write regex or json_schema", param="ebnf")
     if (schema := sampling.get("json_schema")) is not None:
-        wanted_schema = JsonSchemaFormat(schema=_json(schema))
-        fields["response_format"] = ResponseFormat(type="json_schema", json_schema=wanted_schema)
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": _json(schema)}}
     if fields.get("top_k", 1) == -1:
         del fields["top_k"]
-    limit = sampling.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-    seed = sampling.get("sampling_seed", sampling.get("seed"))
-    more: dict[str, Any] = {"heal": False, "min_tokens": sampling.get("min_new_tokens")}
+    fields["seed"] = sampling.get("sampling_seed", sampling.get("seed"))
+    try:
+        asked = NativeSampling.model_validate(
+            {**fields, "priority": body.priority, "cache_salt": body.cache_salt or body.extra_key}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(["sampling_params", *map(str, first["loc"])])
+        raise ApiError(400, f"{name}: {first['msg']}", param=name) from None
+    limit, count = asked.max_new_tokens, num_samples(asked)
+    more: dict[str, Any] = {"heal": False, "min_tokens": asked.min_new_tokens}
     if logprobs:
         more |= {"return_logprob": True, "top_logprobs": top}
         if start is None and limit == 0:
             start = 0  # nothing else can be meant
         if start is not None and start >= 0:
             more["logprob_start_len"] = start
-    asked = Sampling.model_validate(
-        {**fields, "seed": seed, "priority": body.priority, "cache_salt": body.cache_salt or body.extra_key}
-    )
     engine = server.engine
     tokens = engine.prompt_tokens(prompt)
     engine.check_prompt(tokens)
     wanted = engine.context_length - len(tokens) if limit is None else limit
     params = params_of(asked, engine, server.config, caller, max_tokens=max(1, wanted), **more)
     return Asked(
-        Prompt(tokens, params, sampling.get("n") or 1), rid, wanted == 0, logprobs, body.return_text_in_logprobs,
+        Prompt(tokens, params, count), rid, wanted == 0, logprobs, body.return_text_in_logprobs,
         bool(top),
     )  # fmt: skip
 

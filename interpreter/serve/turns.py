@@ -44,7 +44,8 @@ def session_of(body: ChatBody, engine: Engine, tools: Sequence[Tool]) -> LocalSe
 
 
 def _say(session: LocalSession, message: Message) -> None:
-    fields = {name: value for name, value in (message.model_extra or {}).items() if value is not None}
+    said = {**(message.model_extra or {}), "tool_calls": message.tool_calls or None}
+    fields = {name: value for name, value in said.items() if value is not None}
     session.append(RoleBegin(message.role, json.dumps(fields) if fields else ""))
     session.append(Text(_text(message), control=False))
 

@@ -187,6 +187,8 @@ def test_calls_and_their_results_are_told_to_the_model(with_tools: Live) -> None
         ({"top_logprobs": 2}, "needs logprobs"),
         ({"messages": []}, "at least 1 item"),
         ({"messages": [{"role": "user"}], "max_tokens": 0}, "at least 1"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [5]}]}, "messages.0.tool_calls"),
     ],
 )
 def test_what_does_not_go_together_is_refused(with_tools: Live, fields: dict[str, Any], message: str) -> None:

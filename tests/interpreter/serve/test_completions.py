@@ -39,7 +39,9 @@ def test_the_text_is_the_engines(served: Live) -> None:
 
 def test_many_prompts_of_text_or_ids_and_many_samples(served: Live) -> None:
     ids = list(served.engine.prompt_tokens(PROMPT))
-    texts = ask(served, prompt=[PROMPT, "yes or no"], n=2, temperature=1, seed=3)["choices"]
+    answer = ask(served, prompt=[PROMPT, "yes or no"], n=2, temperature=1, seed=3)
+    texts = answer["choices"]
+    assert answer["usage"]["prompt_tokens"] == len(ids) + len(served.engine.prompt_tokens("yes or no")), "each once"
     assert [choice["index"] for choice in texts] == [0, 1, 2, 3]
     assert texts[0]["text"] != texts[1]["text"], "samples of one seed are drawn apart"
     again = ask(served, prompt=[ids, list(served.engine.prompt_tokens("yes or no"))], n=2, temperature=1, seed=3)
