@@ -129,7 +129,7 @@ def mapping(backend: Scripted) -> None:
 WORK = [
     one, mapping, batch, batch_of_batches, batch_as_it_comes, stream, reading_a_stream, joining, first_of_branches,
     one_awaited, one_awaited_in_a_loop, awaited, batch_awaited, batch_of_awaited_batches, stream_awaited,
-    *map(inside_of_asyncio_run, [one, batch, stream, joining, one_awaited, batch_awaited]),
+    *map(inside_of_asyncio_run, [one, stream, joining, one_awaited]),
 ]  # fmt: skip
 
 
