@@ -131,7 +131,8 @@ def _answer_errors(app: FastAPI) -> None:
             log.error("request %s failed", request.state.request_id, exc_info=error)
         return _error_response(told)
 
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"] if part != "body")
         match first["type"]:
@@ -142,7 +143,8 @@ def _answer_errors(app: FastAPI) -> None:
             case _:
                 return _error_response(ApiError(400, f"{name or 'the body'}: {first['msg']}", param=name or None))
 
-    async def http(request: Request, error: HTTPException) -> Response:
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
         told = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
         response = _error_response(told)
         response.headers.update(error.headers or {})
@@ -151,8 +153,8 @@ def _answer_errors(app: FastAPI) -> None:
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_GONE)
 
-    app.add_exception_handler(RequestValidationError, invalid)  # type: ignore[arg-type]  # it takes this error alone
-    app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]  # likewise
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(ClientGone, gone)
     for kind in (ApiError, runtime.EngineError, LangError, RunError, Exception):
         app.add_exception_handler(kind, failed)
